@@ -16,7 +16,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ifabric.engine.v1 import generation_pb2
+from ifabric.broker.v1 import broker_service_pb2
+from ifabric.engine.v1 import contract_pb2, generation_pb2
 from services.common.errors import FabricError
 
 TokenArray = npt.NDArray[np.int32]
@@ -127,4 +128,46 @@ class Core(Protocol):
         """The front door has all it wants of streamed work (a stop string matched): the engine need not go on.
 
         The sink hears `finished` as after a cancel.
+        """
+
+    def end_job(self, job: str) -> broker_service_pb2.JobReport:
+        """Ends the accounting of a job and returns it; an empty report where no work of that name was accepted.
+
+        Filled in: everything that the engines and the tree know. The front door adds what only it knows: `job_id` as
+        the client wrote it, `requests`, `failed`, `wall_ms`. Called once, when every work of the job has ended.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEngine:
+    """An engine that serves, or did lately."""
+
+    digest: str
+    contract: contract_pb2.EngineContract
+    """Complete: the provisioner accepted it. Never changes for one digest."""
+    node_ids: tuple[str, ...]
+    """Accepted nodes that serve it now, in order; empty where the last one left lately. Work for it is taken all the
+    same: the core waits for a node, or fails the work UNAVAILABLE."""
+
+
+class Catalog(Protocol):
+    """Engines on accepted nodes, as the core learns them from the provisioner. Read on the event loop."""
+
+    @property
+    def revision(self) -> int:
+        """Grows whenever `engines` would answer differently from before."""
+
+    @property
+    def synced(self) -> bool:
+        """Whether the provisioner has been heard since the start; before that nobody knows which engines there are."""
+
+    def engines(self) -> Sequence[CatalogEngine]:
+        """All engines, in order of engine_id, then digest."""
+
+    async def fetch_file(self, engine_digest: str, path: str) -> bytes:
+        """Brings one file of an engine directory from a worker that serves it, verified against the contract's digest.
+
+        Raises:
+            NotFoundError: no such engine, or the contract lists no such file.
+            UnavailableError: no worker can send it now.
         """
