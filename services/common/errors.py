@@ -13,6 +13,8 @@
     ├── CancelledError_           CANCELLED            the caller ended it
     └── InternalError             INTERNAL             our fault; says nothing of the inside
 
+    StartError                    never on the wire    the process cannot start; one sentence that says what to do
+
 Domain code raises these; one server interceptor (`services.common.rpc`) turns them into `google.rpc.Status`. A status
 always carries `ErrorInfo` (reason, domain, metadata), and `BadRequest` or `RetryInfo` where they apply.
 """
@@ -24,6 +26,8 @@ from typing import ClassVar
 
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from services.common import reasons
 
 DOMAIN = "ifabric"
 """`ErrorInfo.domain` of every error of the suite."""
@@ -37,6 +41,13 @@ class Violation:
     """Path in proto form: `sampling.temperature`, `prompt.tokens.ids[3]`."""
     description: str
     """One sentence with the value found and the limit."""
+
+
+class StartError(Exception):
+    """A process cannot start: its message is one sentence that says what is wrong and what to do.
+
+    The entry points print it and exit with status 2; it never crosses the wire.
+    """
 
 
 class FabricError(Exception):
@@ -74,7 +85,7 @@ class InvalidArgumentError(FabricError):
     """Fields of a request are wrong, whatever the state of the suite."""
 
     code = code_pb2.INVALID_ARGUMENT
-    default_reason = "INVALID_FIELDS"
+    default_reason = reasons.INVALID_FIELDS
 
     @classmethod
     def of(cls, violations: list[Violation]) -> InvalidArgumentError:
@@ -88,63 +99,63 @@ class NotFoundError(FabricError):
     """What the request names does not exist."""
 
     code = code_pb2.NOT_FOUND
-    default_reason = "NOT_FOUND"
+    default_reason = reasons.NOT_FOUND
 
 
 class AlreadyExistsError(FabricError):
     """The id that the request brings is in use."""
 
     code = code_pb2.ALREADY_EXISTS
-    default_reason = "ID_IN_FLIGHT"
+    default_reason = reasons.ID_IN_FLIGHT
 
 
 class FailedPreconditionError(FabricError):
     """The request is well formed but does not fit the state of things."""
 
     code = code_pb2.FAILED_PRECONDITION
-    default_reason = "PRECONDITION"
+    default_reason = reasons.PRECONDITION
 
 
 class ResourceExhaustedError(FabricError):
     """A bound is reached."""
 
     code = code_pb2.RESOURCE_EXHAUSTED
-    default_reason = "BOUND_REACHED"
+    default_reason = reasons.BOUND_REACHED
 
 
 class UnavailableError(FabricError):
     """What should serve the request is not there now."""
 
     code = code_pb2.UNAVAILABLE
-    default_reason = "UNAVAILABLE"
+    default_reason = reasons.UNAVAILABLE
 
 
 class UnimplementedError(FabricError):
     """A field or capability that is not served, by name."""
 
     code = code_pb2.UNIMPLEMENTED
-    default_reason = "NOT_SERVED"
+    default_reason = reasons.NOT_SERVED
 
 
 class DeadlineExceededError(FabricError):
     """Time is up."""
 
     code = code_pb2.DEADLINE_EXCEEDED
-    default_reason = "DEADLINE"
+    default_reason = reasons.DEADLINE
 
 
 class CancelledError_(FabricError):  # noqa: N818 -- `CancelledError` is asyncio's
     """The caller ended the request."""
 
     code = code_pb2.CANCELLED
-    default_reason = "CANCELLED"
+    default_reason = reasons.CANCELLED
 
 
 class InternalError(FabricError):
     """A fault of the suite itself."""
 
     code = code_pb2.INTERNAL
-    default_reason = "INTERNAL"
+    default_reason = reasons.INTERNAL
 
 
 _BY_CODE: dict[int, type[FabricError]] = {kind.code: kind for kind in FabricError.__subclasses__()}
