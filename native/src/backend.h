@@ -3,7 +3,8 @@
 // The seam between everything common and one engine runtime.
 //
 // A backend knows how to hold sequences and how to take one step with them. It does not queue, validate, retry, count
-// or talk to callers: engine_loop.cpp does, on the one thread that calls every method of a backend after load().
+// or talk to callers: the engine loop does, on the one thread that calls every method of a backend, load() included
+// (interrupt() excepted).
 // Nothing here may name a particular runtime, and nothing above may ask which one it has.
 #pragma once
 
@@ -36,19 +37,24 @@ struct EngineFacts {
   int32_t payload_dtype = 0;
   bool scoring = false;
   uint32_t samples_max = 1;
+  bool splits_prompts = true;  // a prompt may be computed over several steps; else it has to fit one step's budget
   std::vector<int32_t> guide_kinds;
 };
 
 // What the batcher could take in right now.
 struct Room {
-  uint32_t slots = 0;    // sequences
-  uint64_t blocks = 0;   // KV blocks that are free or can be freed without touching a live sequence
+  uint32_t slots = 0;        // sequences
+  uint64_t blocks = 0;       // KV blocks that are free or can be freed without touching a live sequence
+  uint64_t promised = 0;     // of these, what live sequences may still come to take: the need of each at its admission,
+                             // less what it holds by now. Admission gives nobody a promised block.
+  uint32_t step_tokens = 0;  // tokens that what is in the batcher would compute in the next step, at most the budget
 };
 
 // What one request would take.
 struct Need {
   uint32_t slots = 0;          // one a sample
-  uint64_t blocks = 0;         // prompt + the most it may generate, less what it shares with resident blocks
+  uint64_t blocks = 0;         // prompt + the most it may generate, less what it shares with blocks that live sequences
+                               // hold. A resident block that nobody holds is not subtracted: Room counts it as free.
   uint64_t blocks_ever = 0;    // the same with nothing shared: more than the pool means that it can never run
   uint32_t prompt_tokens = 0;  // still to compute
   bool leader_computes = false;  // a live sequence is computing a head that this request would share
@@ -76,6 +82,8 @@ struct StepReport {
   uint32_t prompt_tokens = 0;     // computed
   uint32_t generated_tokens = 0;  // sampled
   bool progressed = false;
+  uint64_t clock_us = 0;          // time that the step stands for, where the engine keeps a clock of its own; 0: the
+                                  // caller's clock says how long it took
   Status engine_failure;          // not ok: the engine cannot go on; everything in flight is failed by the caller
 };
 
@@ -106,9 +114,14 @@ class Backend {
 
   // KV blocks that live sequences and resident heads hold now.
   virtual uint64_t kv_blocks_used() const = 0;
+
+  // The engine is about to be destroyed: a step in progress may end early. The one method that another thread calls.
+  virtual void interrupt() noexcept {}
 };
 
-// What a backend tells during a step. Implemented by events.h, which allocates nothing after load.
+// What a backend tells during a step. Implemented by publisher.h, which allocates nothing after load. A backend that
+// breaks the order (context_done once, before the tokens of its request; nothing for a sample that ended) has that
+// request failed, and no other.
 class Sink {
  public:
   virtual ~Sink() = default;
@@ -118,8 +131,8 @@ class Sink {
   // The prompt is computed. prompt_logprobs is empty or as long as the prompt.
   virtual void context_done(uint64_t request_id, uint32_t cached_tokens, uint32_t computed_tokens,
                             std::span<const float> prompt_logprobs) = 0;
-  // Room for the payload of a request that is about to finish: facts().payload_bytes bytes, 64-byte aligned, owned by
-  // the sink. Null where the request does not want it. Never fails: admission reserved it.
+  // Room for the payload of a request whose sample 0 is about to finish, which carries it: facts().payload_bytes bytes,
+  // 64-byte aligned, owned by the sink. Null where the request does not want it. Never fails: admission reserved it.
   virtual uint8_t* payload(uint64_t request_id) = 0;
   // A sample ended. stop_id is the token that ended it, or -1. payload_failure says why payload() was not filled;
   // empty where it was, or none was due.

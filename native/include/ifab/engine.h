@@ -114,7 +114,8 @@ typedef struct ifab_request {
   uint32_t samples;          /* at least 1; samples share the prompt's prefill */
   uint32_t flags;            /* IFAB_REQUEST_* */
   int32_t guide_kind;        /* IFAB_GUIDE_* */
-  int32_t priority;          /* higher enters the batcher first; equal ones keep submit order */
+  int32_t priority;          /* -100 to 100; higher enters the batcher first, equal ones keep submit order. One that
+                                others pass for long gets its turn all the same. */
   uint32_t head_count;       /* at most 16 */
 } ifab_request_t;
 
@@ -162,7 +163,7 @@ typedef struct ifab_event {
   uint32_t cached_tokens;      /* of these, taken from a resident head */
   uint32_t computed_tokens;    /* of these, computed for this request, counted step by step */
   uint32_t generated_tokens;   /* FINISHED: tokens of this sample, the stop token included */
-  uint32_t payload_offset;     /* FINISHED: into payload, in bytes, a multiple of 64 */
+  uint32_t payload_offset;     /* FINISHED of sample 0: into payload, in bytes, a multiple of 64 */
   uint32_t payload_size;       /* in bytes; 0 where there is no payload */
   int32_t payload_dtype;       /* IFAB_DTYPE_* */
   uint32_t payload_crc32;      /* CRC-32 (ISO-HDLC) of the payload */
