@@ -144,8 +144,8 @@ class DeadlineExceededError(FabricError):
     default_reason = reasons.DEADLINE
 
 
-class CancelledError_(FabricError):  # noqa: N818 -- `CancelledError` is asyncio's
-    """The caller ended the request."""
+class CancelledError_(FabricError):
+    """The caller ended the request; the plain name is asyncio's."""
 
     code = code_pb2.CANCELLED
     default_reason = reasons.CANCELLED

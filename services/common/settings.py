@@ -14,7 +14,6 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -24,6 +23,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from services.common.errors import StartError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
@@ -47,6 +48,11 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """Puts `host:port` together, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _listen_address(address: str) -> str:
     split_address(address)
     return address
@@ -67,9 +73,11 @@ PeerAddress = Annotated[str, AfterValidator(_peer_address)]
 
 
 class ServiceSettings(BaseSettings):
-    """What every service can be told. Services derive from it and name their prefix:
+    """What every service can be told.
 
-    class WorkerSettings(ServiceSettings, env_prefix="IFAB_WORKER_"): ...
+    Services derive from it and name the prefix of their environment variables, from which their name follows:
+
+        class WorkerSettings(ServiceSettings, env_prefix="IFAB_WORKER_"): ...
     """
 
     model_config = SettingsConfigDict(

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Structured logs: one JSON object a line on stderr.
+
+Events are named `noun.verb_past` (`engine.loaded`), keys are snake_case with units. Log lines of libraries pass through
+the same chain. Prompts and completions are never logged: keys that could carry them are withheld here, whoever wrote
+the line, and tracebacks carry no local variables.
+
+    log = logs.get("worker.engine")
+    log.info("engine.loaded", engine_id="…", load_ms=812)
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import orjson
+import structlog
+from opentelemetry import trace
+from structlog.tracebacks import ExceptionDictTransformer
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, FilteringBoundLogger, Processor
+
+_WITHHELD = frozenset({
+    "completion", "content", "messages", "output_text", "prompt", "text", "token_ids", "tokens",
+})
+_VALUE_CHARACTERS_MAX = 4096
+
+
+def configure(service: str, *, level: str = "info", stream: BinaryIO | None = None) -> None:
+    """Sets up logging for the process; the last call counts.
+
+    Args:
+        service: Name that every line carries.
+        level: Least severe level that is written: debug, info, warning or error.
+        stream: Where bytes go; stderr if absent.
+    """
+    out = stream or sys.stderr.buffer
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+
+    def add_service(_logger: Any, _method: str, event: EventDict) -> EventDict:
+        event.setdefault("service", service)
+        return event
+
+    chain: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        add_service,
+        _add_trace,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
+        _withhold,
+    ]
+    structlog.configure(
+        processors=[*chain, structlog.processors.JSONRenderer(serializer=_serialize)],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.BytesLoggerFactory(out),
+        cache_logger_on_first_use=False,
+    )
+    handler = _BytesHandler(out)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[structlog.stdlib.add_logger_name, *chain],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.JSONRenderer(serializer=lambda value, **_: _serialize(value).decode()),
+        ],
+    ))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    # A library's chatter is wanted at debug only when ours is.
+    root.setLevel(threshold if threshold > logging.DEBUG else logging.INFO)
+
+
+def get(name: str) -> FilteringBoundLogger:
+    """Returns a logger whose lines carry `component=name`."""
+    return cast("FilteringBoundLogger", structlog.get_logger(component=name))
+
+
+class _BytesHandler(logging.Handler):
+    """Writes formatted records to a binary stream."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        super().__init__()
+        self._out = out
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._out.write(self.format(record).encode() + b"\n")
+            self._out.flush()
+        except Exception:
+            self.handleError(record)
+
+
+def _serialize(value: Any, **_: Any) -> bytes:
+    return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS)
+
+
+def _add_trace(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    context = trace.get_current_span().get_span_context()
+    if context.is_valid:
+        event["trace_id"] = format(context.trace_id, "032x")
+        event["span_id"] = format(context.span_id, "016x")
+    return event
+
+
+def _withhold(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    for key, value in event.items():
+        if key in _WITHHELD:
+            event[key] = "withheld"
+        elif isinstance(value, str) and len(value) > _VALUE_CHARACTERS_MAX:
+            event[key] = value[:_VALUE_CHARACTERS_MAX] + "…"
+    return event

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Life of a service process, from its flags to its exit status.
+
+    # services/worker/__main__.py
+    raise SystemExit(process.run(WorkerSettings, serve))
+
+    # services/worker/main.py
+    async def serve(settings: WorkerSettings, process: Process) -> None:
+        server = Server(settings, process.telemetry)
+        ...
+        process.announce(await server.start())
+        await server.ready()
+        await server.serve(process.stop)
+
+Exit status: 0 after an orderly end, 1 after a fault, 2 where the process could not start (one sentence on stderr says
+why), 130 or 143 where a second signal cut the end short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
+
+from services.common import logs
+from services.common.errors import StartError
+from services.common.protocol import suite_version
+from services.common.settings import ServiceSettings, load, usage
+from services.common.tasks import Tasks
+from services.common.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+S = TypeVar("S", bound=ServiceSettings)
+
+_log = logs.get("common.process")
+
+
+class Stop:
+    """The wish that the process ends."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.failed = False
+        """Whether a fault is the cause; the exit status is then 1."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether somebody asked."""
+        return self._event.is_set()
+
+    def request(self, why: str) -> None:
+        """Asks for an orderly end. Asking again changes nothing."""
+        if not self.requested:
+            _log.info("stop.requested", why=why)
+        self._event.set()
+
+    def fail(self, why: str) -> None:
+        """Asks for an orderly end because of a fault."""
+        _log.error("stop.requested", why=why)
+        self.failed = True
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Returns once somebody asked."""
+        await self._event.wait()
+
+
+class Process:
+    """What a service's main gets beside its settings."""
+
+    def __init__(self, service: str, telemetry: Telemetry, metrics: str) -> None:
+        self.service = service
+        self.telemetry = telemetry
+        self.stop = Stop()
+        """Set by SIGTERM, SIGINT, or a background task that failed."""
+        self.tasks = Tasks(self.stop.fail)
+        """Background tasks of the process; cancelled after main has returned."""
+        self._metrics = metrics
+
+    def announce(self, address: str) -> None:
+        """Prints the one JSON line on stdout that says where the service listens; called once, when it does."""
+        line = {"service": self.service, "address": address, "metrics": self._metrics, "pid": os.getpid()}
+        sys.stdout.buffer.write(orjson.dumps(line) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def run(
+    settings: type[S], main: Callable[[S, Process], Awaitable[None]], argv: Sequence[str] | None = None,
+) -> int:
+    """Runs a service to its end and returns the exit status.
+
+    Args:
+        settings: The model of its settings.
+        main: Serves until `process.stop` is asked for.
+        argv: Flags; the command line's if absent.
+    """
+    flags = sys.argv[1:] if argv is None else argv
+    if "--help" in flags or "-h" in flags:
+        sys.stdout.write(usage(settings))
+        return 0
+    try:
+        return asyncio.run(_live(load(settings, flags), main))
+    except StartError as error:
+        sys.stderr.write(f"{settings.service()}: {error}\n")
+        return 2
+
+
+async def _live(settings: S, main: Callable[[S, Process], Awaitable[None]]) -> int:
+    service = settings.service()
+    logs.configure(service, level=settings.log_level)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_loop_fault)
+    telemetry = Telemetry(service, otlp_endpoint=settings.otlp_endpoint, trace_ratio=settings.trace_ratio)
+    try:
+        process = Process(service, telemetry, telemetry.serve_metrics(settings.metrics_listen))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, _signalled, process.stop, number)
+        _log.info("process.started", version=suite_version(), pid=os.getpid(), settings=settings.effective())
+        try:
+            await main(settings, process)
+        except StartError:
+            raise
+        except Exception:
+            _log.exception("process.failed")
+            return 1
+        finally:
+            await process.tasks.close()
+        _log.info("process.ended")
+        return 1 if process.stop.failed else 0
+    finally:
+        telemetry.close()
+
+
+def _signalled(stop: Stop, number: int) -> None:
+    if stop.requested:
+        os._exit(128 + number)
+    stop.request(signal.Signals(number).name)
+
+
+def _loop_fault(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An error that no task is left to raise: logged, since nobody else can hear of it."""
+    _log.error("loop.fault", message=str(context.get("message")), exc_info=context.get("exception"))

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Channel arguments that both ends of our connections must agree on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+KEEPALIVE_TIME_MS = 20_000
+"""How often an open call's connection is pinged. The server allows it below; others' servers would object."""
+KEEPALIVE_TIMEOUT_MS = 10_000
+METADATA_BYTES_SOFT_MAX = 32 * 1024
+"""Trailers carry every violation of a refused request; gRPC's own limit of 8 KiB would cut a long refusal off."""
+METADATA_BYTES_MAX = 64 * 1024
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+"""Longest message a client sends or takes unless told otherwise, in bytes."""
+
+_IDEMPOTENT: dict[str, tuple[str, ...]] = {
+    "ifabric.broker.v1.BrokerService": ("CancelRequests", "ListEngines"),
+    "ifabric.provisioner.v1.ProvisionerService": (
+        "ExplainNode", "Heartbeat", "ListNodes", "RegisterNode", "WithdrawNode"),
+    "ifabric.worker.v1.WorkerService": ("Describe", "Probe"),
+    "grpc.health.v1.Health": ("Check",),
+}
+"""Methods that gRPC may send again. Generation is not among them: what runs again is the broker's decision."""
+
+
+def common(message_bytes_max: int) -> list[tuple[str, Any]]:
+    """Arguments of servers and clients alike."""
+    return [
+        ("grpc.max_send_message_length", message_bytes_max),
+        ("grpc.max_receive_message_length", message_bytes_max),
+        ("grpc.max_metadata_size", METADATA_BYTES_SOFT_MAX),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ]
+
+
+def server(message_bytes_max: int) -> list[tuple[str, Any]]:
+    """Arguments of servers."""
+    return [
+        *common(message_bytes_max),
+        # A second process on the same port must fail to start, not share the port.
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # A server, too, finds out about peers that vanished without a word.
+        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ]
+
+
+def client(message_bytes_max: int, *, balanced: bool) -> list[tuple[str, Any]]:
+    """Arguments of channels; `balanced` spreads calls over every healthy address that the name resolves to."""
+    return [
+        *common(message_bytes_max),
+        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.enable_retries", 1),
+        ("grpc.service_config", json.dumps(service_config(balanced=balanced))),
+    ]
+
+
+def service_config(*, balanced: bool) -> dict[str, Any]:
+    """The service config of our channels: retries of idempotent methods, and balancing where asked for."""
+    config: dict[str, Any] = {
+        "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
+        "methodConfig": [{
+            "name": [{"service": service, "method": method}
+                     for service, methods in _IDEMPOTENT.items() for method in methods],
+            "retryPolicy": {
+                "maxAttempts": 3, "initialBackoff": "0.1s", "maxBackoff": "2s", "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }],
+    }
+    if balanced:
+        config["loadBalancingConfig"] = [{"round_robin": {}}]
+        config["healthCheckConfig"] = {"serviceName": ""}
+    return config

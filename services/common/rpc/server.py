@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gRPC server as every service runs it.
+
+Health names: `""` is readiness (NOT_SERVING until `ready()`), `liveness` is true while the process works, each service
+has its full name, and services add more (`engine/<id>`) with `set_health`. Draining, in this order: every name but
+`liveness` turns NOT_SERVING, the drain hooks run, balancers get `drain_propagation_s` to notice, new calls are refused
+UNAVAILABLE while old ones may end within `drain_grace_s`, the close hooks run.
+
+    server = Server(settings, telemetry)
+    server.add(worker_service_pb2_grpc.add_WorkerServiceServicer_to_server, servicer, "ifabric.worker.v1.WorkerService")
+    await server.start()
+    await server.ready()
+    await server.serve(stop)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.common import logs
+from services.common.errors import StartError
+from services.common.rpc import options
+from services.common.rpc.interceptor import RpcInterceptor
+from services.common.settings import join_address, split_address
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from services.common.process import Stop
+    from services.common.settings import ServiceSettings
+    from services.common.telemetry import Telemetry
+
+    Hook = Callable[[], Awaitable[None]]
+
+T = TypeVar("T")
+
+LIVENESS = "liveness"
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_log = logs.get("common.rpc")
+
+
+class Server:
+    """One grpc.aio server with health, reflection, error translation, metrics, and an orderly end."""
+
+    def __init__(self, settings: ServiceSettings, telemetry: Telemetry) -> None:
+        self._settings = settings
+        self._server = grpc.aio.server(
+            interceptors=[RpcInterceptor(telemetry)], options=options.server(settings.message_bytes_max))
+        self._health = health.aio.HealthServicer()
+        self._own: list[str] = []
+        self._named: dict[str, bool] = {}
+        self._drain_hooks: list[tuple[str, Hook]] = []
+        self._close_hooks: list[tuple[str, Hook]] = []
+        self._ready = False
+        self.draining = asyncio.Event()
+        """Set when the server begins to drain; streams that outlive calls watch it to refuse new work."""
+        self.address = ""
+        """Where the server listens, `host:port`; empty before `start`."""
+
+    def add(self, register: Callable[[T, grpc.aio.Server], None], servicer: T, full_name: str) -> None:
+        """Serves `servicer`.
+
+        Args:
+            register: The generated `add_XServicer_to_server`.
+            servicer: The implementation.
+            full_name: Full name of the service, for health and reflection.
+        """
+        register(servicer, self._server)
+        self._own.append(full_name)
+
+    def on_drain(self, name: str, hook: Hook) -> None:
+        """Has `hook` run when draining begins, in order of registration, for `drain_grace_s` at most."""
+        self._drain_hooks.append((name, hook))
+
+    def on_close(self, name: str, hook: Hook) -> None:
+        """Has `hook` run after the last call has ended, in reverse order of registration."""
+        self._close_hooks.append((name, hook))
+
+    async def start(self) -> str:
+        """Listens, and returns the address. The process is alive but not ready.
+
+        Raises:
+            StartError: The address is taken or not ours.
+        """
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if self._settings.reflection:
+            shown = (*self._own, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(shown, self._server)
+        await self._publish()
+        host, wanted = split_address(self._settings.listen)
+        try:
+            port = self._server.add_insecure_port(self._settings.listen)
+        except RuntimeError as error:
+            raise StartError(
+                f"cannot listen on {self._settings.listen}: the port is in use or the address is not of this machine; "
+                f"name another one with --listen, or port 0 for a free one") from error
+        await self._server.start()
+        self.address = join_address(host, port or wanted)
+        return self.address
+
+    async def ready(self) -> None:
+        """Turns `""` and the services' own names to SERVING. Without effect once draining."""
+        self._ready = True
+        await self._publish()
+
+    async def not_ready(self) -> None:
+        """Turns `""` and the services' own names to NOT_SERVING."""
+        self._ready = False
+        await self._publish()
+
+    async def set_health(self, name: str, serving: bool) -> None:
+        """Sets one further health name, such as `engine/<id>`; NOT_SERVING all the same once draining."""
+        self._named[name] = serving
+        await self._publish()
+
+    async def serve(self, stop: Stop) -> None:
+        """Serves until `stop` is asked for, then drains and closes."""
+        await stop.wait()
+        await self.close()
+
+    async def close(self) -> None:
+        """Drains and closes; returns when every call has ended and every hook has run."""
+        self.draining.set()
+        _log.info("drain.started")
+        await self._publish()
+        for name, hook in self._drain_hooks:
+            await self._run(name, hook)
+        await asyncio.sleep(self._settings.drain_propagation_s)
+        await self._server.stop(self._settings.drain_grace_s)
+        for name, hook in reversed(self._close_hooks):
+            await self._run(name, hook)
+        _log.info("drain.ended")
+
+    async def _run(self, name: str, hook: Hook) -> None:
+        """Runs one hook; neither its failure nor its slowness keeps the others from running."""
+        try:
+            async with asyncio.timeout(self._settings.drain_grace_s):
+                await hook()
+        except TimeoutError:
+            _log.error("drain.hook_timed_out", hook=name, limit_s=self._settings.drain_grace_s)
+        except Exception:
+            _log.exception("drain.hook_failed", hook=name)
+
+    async def _publish(self) -> None:
+        open_ = not self.draining.is_set()
+        ready = self._ready and open_
+        states: dict[str, Any] = {name: _SERVING if ready else _NOT_SERVING for name in ("", *self._own)}
+        states |= {name: _SERVING if serving and open_ else _NOT_SERVING for name, serving in self._named.items()}
+        states[LIVENESS] = states.get(LIVENESS, _SERVING)
+        for name, state in states.items():
+            await self._health.set(name, state)
