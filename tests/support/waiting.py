@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for a condition instead of for a time."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_POLL_S = 0.01
+
+
+async def wait_until(condition: Callable[[], Any], *, within_s: float = 10.0, what: str = "") -> Any:
+    """Returns the first true value of `condition`, which may be a coroutine function.
+
+    Raises:
+        AssertionError: It was not true within `within_s`; says `what` was waited for and the last value.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        value = condition()
+        if inspect.isawaitable(value):
+            value = await value
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(_message(what, within_s, value))
+        await asyncio.sleep(_POLL_S)
+
+
+def block_until(condition: Callable[[], Any], *, within_s: float = 10.0, what: str = "") -> Any:
+    """As `wait_until`, for tests without an event loop."""
+    deadline = time.monotonic() + within_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(_message(what, within_s, value))
+        time.sleep(_POLL_S)
+    return value
+
+
+def _message(what: str, within_s: float, value: Any) -> str:
+    return f"not within {within_s} s: {what or 'the condition'} (last value {value!r})"
