@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every verb of the project. What takes more than a line or two to do is a script in scripts/.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.PHONY: help setup proto build engine run up test test-native test-python test-long lint format check clean
+
+bin := .venv/bin
+engine := build/engines/smollm2-135m
+jobs := $(shell nproc)
+native_sources = $(shell git ls-files 'native/*.h' 'native/*.c' 'native/*.cpp')
+python_sources := services engines benchmarks tests examples
+
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Install what a build needs: Debian packages, .venv, generated protos.
+	@scripts/bootstrap
+	@scripts/setup
+
+proto: setup ## Generate Python code, stubs and the protoset of protos/ into build/proto.
+
+build: setup ## Build libllama (once, some minutes) and the native library.
+	@scripts/libllama
+	@cmake --preset dev -S native >build/configure.log || { cat build/configure.log; exit 1; }
+	@cmake --build build/native --parallel $(jobs)
+
+engine: build ## Make the engine directory of the small CPU model, once.
+	@scripts/engine $(engine)
+
+run: engine ## Run the bundled bulk job through three real services; writes results.jsonl.
+	@$(bin)/ifab bulk run examples/prompts.jsonl -o results.jsonl --up --engine $(engine)
+
+up: engine ## Keep the three services up and print grpcurl lines.
+	@$(bin)/ifab up --engine $(engine)
+
+test: test-native test-python ## Run the tests of every part, native and Python.
+
+test-native: build ## Run the native tests, plain and under the address and undefined-behaviour sanitizers.
+	@scripts/bootstrap tests
+	@scripts/test-native $(jobs)
+
+test-python: engine ## Run the Python tests, end-to-end ones included.
+	@scripts/bootstrap tests
+	@scripts/grpcurl
+	@$(bin)/pytest -m "not slow and not gpu"
+
+test-long: engine ## Run what is too long for `make test`.
+	@scripts/grpcurl
+	@$(bin)/pytest -m slow --timeout 1800
+
+lint: setup ## Check form, types, imports and spelling.
+	@$(bin)/ruff check $(python_sources)
+	@$(bin)/ruff format --check $(python_sources)
+	@$(bin)/mypy
+	@$(bin)/lint-imports --no-cache
+	@$(bin)/codespell
+	@$(bin)/clang-format --dry-run -Werror $(native_sources)
+
+format: setup ## Bring the sources into form.
+	@$(bin)/ruff check --fix $(python_sources)
+	@$(bin)/ruff format $(python_sources)
+	@$(bin)/clang-format -i $(native_sources)
+
+check: lint test ## What CI runs.
+
+bench-%: engine ## Run one benchmark, such as `make bench-suite`; the last line is JSON.
+	@$(bin)/python -m benchmarks.$(subst -,_,$*)
+
+clean: ## Remove everything that was built.
+	rm -rf build .venv .tools .cache results.jsonl
