@@ -19,9 +19,12 @@ why), 130 or 143 where a second signal cut the end short.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
@@ -121,6 +124,8 @@ async def _live(settings: S, main: Callable[[S, Process], Awaitable[None]]) -> i
         process = Process(service, telemetry, telemetry.serve_metrics(settings.metrics_listen))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _signalled, process.stop, number)
+        if settings.supervised:
+            _follow_stdin(loop, process.stop, limit_s=settings.drain_propagation_s + 3 * settings.drain_grace_s)
         _log.info("process.started", version=suite_version(), pid=os.getpid(), settings=settings.effective())
         try:
             await main(settings, process)
@@ -141,6 +146,23 @@ def _signalled(stop: Stop, number: int) -> None:
     if stop.requested:
         os._exit(128 + number)
     stop.request(signal.Signals(number).name)
+
+
+def _follow_stdin(loop: asyncio.AbstractEventLoop, stop: Stop, *, limit_s: float) -> None:
+    """Asks for an orderly end once stdin closes, and makes an end of any kind `limit_s` later.
+
+    A thread does it, not the loop: a process whose loop is stuck must not outlive its supervisor either.
+    """
+
+    def follow() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            loop.call_soon_threadsafe(stop.request, "the supervisor is gone")
+        time.sleep(limit_s)
+        os._exit(1)
+
+    threading.Thread(target=follow, name="supervisor", daemon=True).start()
 
 
 def _loop_fault(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
