@@ -38,7 +38,8 @@ class Work:
     key: tuple[str, str]
     """(tenant, request_id): unique among work in flight."""
     tokens: TokenArray
-    """The prompt; at least one id."""
+    """The prompt; at least one id. The core takes it over: once the work is accepted this is empty, so that the ids of
+    a prompt that waits lie in memory once, packed."""
     max_tokens: int
     """For each sample; 0 for engines that generate nothing."""
     engine_digests: frozenset[str]
@@ -104,6 +105,13 @@ class Sink(Protocol):
     def tokens(self, work: Work, sample: int, tokens: TokenArray, logprobs: npt.NDArray[np.float32] | None) -> None:
         """New tokens of a sample; only for work with `stream_tokens`."""
 
+    def restarted(self, work: Work) -> bool:
+        """The attempt whose tokens were delivered is lost with its worker.
+
+        True: none of them has left the house, they are forgotten, and the work starts anew (stop strings of a row that
+        does not stream). False: somebody has read them, and the work ends UNAVAILABLE. Asked only after `tokens`.
+        """
+
     def finished(self, work: Work, end: WorkEnd) -> None:
         """It ended well."""
 
@@ -128,6 +136,12 @@ class Core(Protocol):
         """The front door has all it wants of streamed work (a stop string matched): the engine need not go on.
 
         The sink hears `finished` as after a cancel.
+        """
+
+    def pause_job(self, job: str, paused: bool) -> None:
+        """Dispatches nothing more of a job until it is called again: its reader is slow, or somebody wants it so.
+
+        What was dispatched goes on. Unknown jobs are ignored.
         """
 
     def end_job(self, job: str) -> broker_service_pb2.JobReport:
