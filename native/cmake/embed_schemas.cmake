@@ -9,7 +9,7 @@ foreach(schema IN LISTS schemas)
   file(READ "${schema}" text)
   string(APPEND entries "    {\"${name}\", R\"schema(${text})schema\"},\n")
 endforeach()
-file(WRITE "${OUTPUT}.new" "// Generated from engines/schema by embed_schemas.cmake.
+file(WRITE "${OUTPUT}" "// Generated from engines/schema by embed_schemas.cmake.
 #include \"embedded_schemas.h\"
 
 namespace ifab {
@@ -22,6 +22,3 @@ std::span<const EmbeddedSchema> embedded_schemas() { return kSchemas; }
 
 }  // namespace ifab
 ")
-file(COPY_FILE "${OUTPUT}.new" "${OUTPUT}" ONLY_IF_DIFFERENT)
-file(REMOVE "${OUTPUT}.new")
-file(TOUCH_NOCREATE "${OUTPUT}")

@@ -58,7 +58,7 @@ struct ContractValues {
     std::vector<uint32_t> shape;  // outermost first
     int32_t dtype = 0;            // IFAB_DTYPE_*
     std::vector<int32_t> layers;  // -1: after the final norm, before the output head
-    uint32_t size_bytes() const;
+    uint32_t size_bytes() const;  // at most 256 MiB, by the ranges of the schema
   };
   struct Capabilities {
     std::vector<int32_t> guide_kinds;  // IFAB_GUIDE_*
@@ -89,6 +89,9 @@ struct ContractValues {
   Runtime runtime;
   Build build;
 };
+
+// The values of a contract document that its schema has passed without findings.
+ContractValues contract_values(const Value& document);
 
 // Reads the text of a contract.json. Appends everything that is wrong with it; returns the values where nothing is.
 std::optional<ContractValues> read_contract(std::string_view text, std::vector<Finding>& findings);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -49,7 +50,9 @@ class EngineDirectory {
  private:
   EngineDirectory() = default;
   Status list();
-  void compare_with_contract();
+  Status list_entry(const std::filesystem::directory_entry& entry);
+  void read_contract_document();
+  void compare_files(const Value& document);
 
   std::string path_;
   std::string contract_text_;
@@ -57,6 +60,7 @@ class EngineDirectory {
   std::optional<ContractValues> contract_;
   std::vector<Finding> findings_;
   std::map<std::string, uint64_t, std::less<>> files_;
+  std::map<std::string, std::string, std::less<>> strangers_;  // what lies here and is no regular file: what it is
 };
 
 }  // namespace ifab

@@ -20,6 +20,11 @@ namespace ifab {
 
 inline constexpr size_t kMaxDocumentBytes = size_t{1} << 20;
 inline constexpr size_t kMaxDocumentDepth = 64;
+// Findings that one document may have; what is beyond is one last finding that says so.
+inline constexpr size_t kMaxFindings = 200;
+
+// Appends a finding, within kMaxFindings.
+void add_finding(std::vector<Finding>& findings, Finding finding);
 
 // One value of a document, as written.
 class Value {
@@ -55,10 +60,8 @@ class Value {
   // where it has not.
   const Value& at(std::string_view key) const;
 
-  void append(Value item) { items_.push_back(std::move(item)); }
+  void append(Value item);
   void insert(std::string key, Value value);
-  Value& last_item() { return items_.back(); }
-  Value& last_member();
 
  private:
   explicit Value(Kind kind) : kind_(kind) {}

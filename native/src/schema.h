@@ -18,9 +18,6 @@
 
 namespace ifab {
 
-// Findings that one document may have; what is beyond is one last finding that says so.
-inline constexpr size_t kMaxFindings = 200;
-
 class Schema {
  public:
   // The schema of engines/schema/<name>.schema.json: "contract", "llama", "simulated". Made on first use and kept.
