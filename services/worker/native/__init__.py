@@ -13,6 +13,7 @@ A call that waits in C holds no GIL: ctypes releases it around every foreign fun
 
 from __future__ import annotations
 
+from services.worker.native._errors import native_error
 from services.worker.native._library import LIBRARY_VARIABLE, library_path
 from services.worker.native._logs import forward_logs
 from services.worker.native.engine import Engine, PollBuffers, check_contract, inspect
@@ -43,4 +44,5 @@ __all__ = [
     "forward_logs",
     "inspect",
     "library_path",
+    "native_error",
 ]
