@@ -85,10 +85,22 @@ ENGINE_PROGRESS_ONLY_STEPS = Metric(
 ENGINE_ADMISSION_RETRIES = Metric(
     "ifabric.worker.engine.admission_retries", Kind.COUNTER, "{retry}",
     "Times that an admission was put off for lack of room.", ("engine",))
+ENGINE_LEADER_WAITS = Metric(
+    "ifabric.worker.engine.leader_waits", Kind.COUNTER, "{wait}",
+    "Times that an admission was put off because another request computes the head that it shares: no lack of room.",
+    ("engine",))
 ENGINE_BUSY = Metric(
     "ifabric.worker.engine.busy.duration", Kind.COUNTER, "s", "Time spent in steps.", ("engine",))
+ENGINE_IDLE = Metric(
+    "ifabric.worker.engine.idle.duration", Kind.COUNTER, "s", "Time with nothing to do.", ("engine",))
+ENGINE_HELD_BACK = Metric(
+    "ifabric.worker.engine.held_back", Kind.GAUGE, "1",
+    "1 while the engine takes no step because its events are not taken off it.", ("engine",))
+ENGINE_STALLS = Metric(
+    "ifabric.worker.engine.stalls", Kind.COUNTER, "{stall}",
+    "Times that work stood still for longer than the longest step and the slack allow.", ("engine",))
 ENGINE_REQUESTS = Metric(
-    "ifabric.worker.engine.requests", Kind.COUNTER, "{request}", "Requests that ended on the engine.",
+    "ifabric.worker.engine.requests", Kind.COUNTER, "{request}", "Requests that ended on the engine, or were refused by it.",
     ("engine", "outcome"))
 ENGINE_TOKENS = Metric(
     "ifabric.worker.engine.tokens", Kind.COUNTER, "{token}",
