@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ifab generate`: one prompt, streamed to the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
+from services.cli import options
+from services.cli.results import finish_reason, finished_row
+from services.cli.running import run, write_json
+from services.common.rpc import channel, translated
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; `-` reads it from stdin.")],
+    broker: options.Broker = options.BROKER_ADDRESS,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 always takes the most probable token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Choose among the k most probable tokens; 0 takes all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Choose among tokens that make up this probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the choice; the same seed gives the same text.")] = 0,
+    stop: Annotated[list[str], typer.Option(help="Text that ends the answer; may be given several times.")] = [],  # noqa: B006 -- typer reads it, nobody writes to it
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds after which the answer is given up.")] = 120.0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Generate one answer to PROMPT and write it as it comes.
+
+    Example: ifab generate "The capital of France is" -n 16
+    """
+    request = broker_service_pb2.GenerationRequest(max_tokens=max_tokens, stop=stop)
+    request.prompt.text = sys.stdin.read() if prompt == "-" else prompt
+    request.sampling.temperature = temperature
+    request.sampling.top_k = top_k
+    request.sampling.top_p = top_p
+    request.sampling.seed = seed
+    work = _whole(broker, request, timeout) if as_json else _streamed(broker, request, timeout)
+    run(work, as_json=as_json)
+
+
+async def _whole(broker: str, request: broker_service_pb2.GenerationRequest, timeout_s: float) -> None:
+    async with channel(broker) as to_broker:
+        stub = broker_service_pb2_grpc.BrokerServiceStub(to_broker)
+        with translated():
+            reply = await stub.Generate(broker_service_pb2.GenerateRequest(request=request), timeout=timeout_s)
+    write_json(finished_row(reply.result))
+
+
+async def _streamed(broker: str, request: broker_service_pb2.GenerationRequest, timeout_s: float) -> None:
+    async with channel(broker) as to_broker:
+        stub = broker_service_pb2_grpc.BrokerServiceStub(to_broker)
+        call = stub.GenerateStream(broker_service_pb2.GenerateStreamRequest(request=request), timeout=timeout_s)
+        try:
+            with translated():
+                async for message in call:
+                    _show(message)
+        finally:
+            call.cancel()
+
+
+def _show(message: broker_service_pb2.GenerateStreamResponse) -> None:
+    if message.HasField("delta"):
+        sys.stdout.write(message.delta.text)
+        sys.stdout.flush()
+    elif message.HasField("finished"):
+        usage, sample = message.finished.usage, message.finished.samples[0]
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        sys.stderr.write(
+            f"[{finish_reason(sample.finish_reason)}; {usage.generated_tokens} tokens generated, "
+            f"{usage.prompt_tokens} in the prompt, {usage.cached_tokens} of them cached]\n"
+        )

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a bulk job over one Exchange stream.
+
+Rows go out in messages of up to 64, and no more than a window of them is unanswered at any time, so that neither side
+holds a large file in memory. Every row ends with exactly one result; rows that cannot be sent end here, and rows that
+were still open when the stream broke end with the stream's error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
+from services.cli.results import failed_row, finished_row
+from services.cli.rows import BadRow, Row
+from services.common.errors import DeadlineExceededError, FabricError, UnavailableError, from_status
+from services.common.rpc import call_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Deliver = Callable[[dict[str, Any]], None]
+
+_ROWS_A_MESSAGE = 64
+_BYTES_A_MESSAGE = 1024 * 1024
+
+
+@dataclass(slots=True)
+class JobOutcome:
+    """What became of a job."""
+
+    rows: int = 0
+    """Rows read."""
+    failed: int = 0
+    """Of these, rows that ended with an error."""
+    wall_s: float = 0.0
+    """From the first message to the last result, in seconds."""
+    report: broker_service_pb2.JobReport | None = None
+    """The broker's accounting; absent where the stream broke."""
+    broken_by: FabricError | None = None
+    """Why the stream broke."""
+
+
+async def run_job(
+    channel: grpc.aio.Channel,
+    rows: Iterator[Row | BadRow],
+    deliver: Deliver,
+    *,
+    job_id: str,
+    window: int,
+    silence_s: float,
+) -> JobOutcome:
+    """Sends all rows and delivers one result document each.
+
+    Args:
+        channel: To the broker.
+        rows: The rows; read as the broker takes them.
+        deliver: Called with each result, in the order in which rows end.
+        job_id: Name of the job, for logs and the report.
+        window: Most rows sent and not yet answered.
+        silence_s: Time without any result after which the job is given up, in seconds.
+    """
+    job = _Job(deliver, window)
+    call = broker_service_pb2_grpc.BrokerServiceStub(channel).Exchange()
+    started = time.perf_counter()
+    tasks = [asyncio.create_task(job.send(call, rows, job_id)), asyncio.create_task(job.receive(call, silence_s))]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            await task
+    except FabricError as error:
+        job.outcome.broken_by = error
+    except grpc.aio.AioRpcError as error:
+        job.outcome.broken_by = call_error(error)
+    finally:
+        call.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    job.outcome.wall_s = time.perf_counter() - started
+    if job.outcome.broken_by is not None:
+        job.give_up(rows, job.outcome.broken_by)
+    return job.outcome
+
+
+class _Job:
+    def __init__(self, deliver: Deliver, window: int) -> None:
+        self.outcome = JobOutcome()
+        self._deliver = deliver
+        self._open: dict[str, Row] = {}
+        self._window = window
+        self._room = asyncio.Condition()
+
+    async def send(self, call: Any, rows: Iterator[Row | BadRow], job_id: str) -> None:
+        """Sends all rows, waiting for room in the window, and half-closes."""
+        try:
+            await self._send(call, rows, job_id)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the stream has ended, and the receiver hears why
+
+    async def _send(self, call: Any, rows: Iterator[Row | BadRow], job_id: str) -> None:
+        opening = broker_service_pb2.ExchangeOpen(lane=broker_service_pb2.LANE_BULK, job_id=job_id)
+        await call.write(broker_service_pb2.ExchangeRequest(open=opening))
+        while True:
+            async with self._room:
+                await self._room.wait_for(lambda: len(self._open) < self._window)
+            message, taken = broker_service_pb2.ExchangeRequest(), 0
+            for row in islice(rows, min(_ROWS_A_MESSAGE, self._window - len(self._open))):
+                taken += 1
+                self.outcome.rows += 1
+                if isinstance(row, BadRow):
+                    self._fail(row.row_id, row.line, row.error)
+                    continue
+                self._open[row.row_id] = row
+                message.requests.append(row.request)
+                if message.ByteSize() >= _BYTES_A_MESSAGE:
+                    break
+            if taken == 0:
+                break
+            await call.write(message)
+        await call.done_writing()
+
+    async def receive(self, call: Any, silence_s: float) -> None:
+        """Delivers results until the broker ends the stream with its report.
+
+        Raises:
+            FabricError: The stream ended early, or nothing came for `silence_s`.
+            grpc.aio.AioRpcError: The stream failed.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(silence_s):
+                    message = await call.read()
+            except TimeoutError:
+                raise DeadlineExceededError(f"no result came for {silence_s:g} s") from None
+            if message is grpc.aio.EOF:
+                break
+            for outcome in message.outcomes:
+                self._take(outcome)
+            if message.HasField("report"):
+                self.outcome.report = message.report
+            async with self._room:
+                self._room.notify_all()
+        code = await call.code()
+        if code is not grpc.StatusCode.OK:
+            raise grpc.aio.AioRpcError(
+                code, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+            )
+        if self.outcome.report is None or self._open:
+            raise UnavailableError("the broker ended the stream before the job's report")
+
+    def give_up(self, rows: Iterator[Row | BadRow], error: FabricError) -> None:
+        """Ends every row that has no result yet, sent or not, with `error`."""
+        for row in list(self._open.values()):
+            self._fail(row.row_id, row.line, error)
+        self._open.clear()
+        for unsent in rows:
+            self.outcome.rows += 1
+            self._fail(unsent.row_id, unsent.line, unsent.error if isinstance(unsent, BadRow) else error)
+
+    def _take(self, outcome: broker_service_pb2.RequestOutcome) -> None:
+        row = self._open.pop(outcome.request_id, None)
+        if row is None:
+            return  # not ours any more: each row has one result
+        if outcome.HasField("failed"):
+            self._fail(row.row_id, row.line, from_status(outcome.failed))
+        else:
+            self._deliver(finished_row(outcome.finished))
+
+    def _fail(self, row_id: str, line: int, error: FabricError) -> None:
+        self.outcome.failed += 1
+        self._deliver(failed_row(row_id, line, error))

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `ifab` command and its subcommands."""
+
+from __future__ import annotations
+
+import typer
+
+from services.cli import bulk
+from services.cli.generate import generate
+from services.cli.nodes import nodes
+from services.cli.up import up
+
+app = typer.Typer(
+    name="ifab",
+    help="Inference Fabric: send bulk and online LLM work to nodes with LLM engines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up")(up)
+app.command("generate")(generate)
+app.add_typer(bulk.app, name="bulk")
+app.command("nodes")(nodes)
+
+
+def main() -> None:
+    """Entry point of the `ifab` program."""
+    app(prog_name="ifab")

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a command to its end: signals, errors, exit status.
+
+Exit status: 0 done; 1 failed, with one sentence on stderr (and an `error` object on stdout with `--json`); 2 wrong
+usage; 128 + signal where a signal ended the command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import typer
+from google.rpc import code_pb2
+
+from services.common import reasons
+from services.common.errors import FabricError, StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+_PLACE = re.compile(r"ipv[46]:(\S+?): ")
+"""Where gRPC says, in its own message, that it could not connect."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class CommandError(Exception):
+    """The command failed; the message is one sentence that says what to do."""
+
+
+class _SignalledError(Exception):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def run(work: Coroutine[Any, Any, None], *, as_json: bool, signal_ends_well: bool = False) -> None:
+    """Runs `work`; the first signal cancels it, and so does each further one while it cleans up.
+
+    Args:
+        work: The command.
+        as_json: Whether stdout carries JSON.
+        signal_ends_well: Whether a signal is how the command normally ends.
+
+    Raises:
+        typer.Exit: The command failed or was ended by a signal.
+    """
+    try:
+        asyncio.run(_cancellable(work))
+    except _SignalledError as error:
+        if not signal_ends_well:
+            raise typer.Exit(128 + error.number) from None
+    except (CommandError, FabricError, StartError, OSError) as error:
+        report_failure(error, as_json=as_json)
+        raise typer.Exit(1) from None
+
+
+def report_failure(error: Exception, *, as_json: bool) -> None:
+    """Says on stderr what went wrong, and on stdout as an object where that carries JSON."""
+    sys.stderr.write(f"ifab: {sentence(error)}\n")
+    if as_json:
+        write_json({"error": error_document(error)})
+
+
+def sentence(error: Exception) -> str:
+    """The error as one sentence, with every field at fault."""
+    if isinstance(error, FabricError) and error.reason == reasons.PEER_UNREACHABLE:
+        place = _PLACE.search(error.message)
+        return (
+            f"nothing answers{' at ' + place[1] if place else ''}; start a suite with `ifab up`, or name the address of "
+            "one that runs"
+        )
+    if isinstance(error, FabricError) and len(error.violations) > 1:
+        return "; ".join(f"{violation.field}: {violation.description}" for violation in error.violations)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def error_document(error: Exception) -> dict[str, Any]:
+    """The error as results and `--json` carry it."""
+    if not isinstance(error, FabricError):
+        return {"code": "FAILED", "message": sentence(error)}
+    document: dict[str, Any] = {
+        "code": code_pb2.Code.Name(error.code),
+        "reason": error.reason,
+        "message": error.message,
+    }
+    if error.metadata:
+        document["metadata"] = error.metadata
+    if error.violations:
+        document["fields"] = [{"field": each.field, "description": each.description} for each in error.violations]
+    return document
+
+
+def write_json(document: Any) -> None:
+    """Writes one line of JSON on stdout."""
+    sys.stdout.buffer.write(orjson.dumps(document) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+async def _cancellable(work: Coroutine[Any, Any, None]) -> None:
+    loop, received = asyncio.get_running_loop(), list[int]()
+    task = loop.create_task(work)
+
+    def cancel(number: int) -> None:
+        received.append(number)
+        task.cancel()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, cancel, number)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        raise _SignalledError(received[0]) from None
