@@ -33,6 +33,15 @@ DOMAIN = "ifabric"
 """`ErrorInfo.domain` of every error of the suite."""
 
 
+VIOLATION_BYTES_MAX = 16 * 1024
+"""Most bytes of violations in one status: it travels in base64 in trailers, and our peers take 64 KiB of those at most
+(`services.common.rpc.options`)."""
+
+
+MESSAGE_CHARACTERS_MAX = 2_000
+"""Longest message of a status; what is beyond is cut."""
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     """One field at fault."""
@@ -168,14 +177,27 @@ def to_status(error: BaseException) -> status_pb2.Status:
     details: list[any_pb2.Any] = [_packed(error_details_pb2.ErrorInfo(
         reason=error.reason, domain=DOMAIN, metadata=error.metadata))]
     if error.violations:
-        details.append(_packed(error_details_pb2.BadRequest(field_violations=[
-            error_details_pb2.BadRequest.FieldViolation(field=v.field, description=v.description)
-            for v in error.violations])))
+        details.append(_packed(_bad_request(error.violations)))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
-    return status_pb2.Status(code=error.code, message=error.message, details=details)
+    message = error.message if len(error.message) <= MESSAGE_CHARACTERS_MAX else (
+        error.message[:MESSAGE_CHARACTERS_MAX] + "…")
+    return status_pb2.Status(code=error.code, message=message, details=details)
+
+
+def _bad_request(violations: tuple[Violation, ...]) -> error_details_pb2.BadRequest:
+    """Packs violations, as many as trailers can carry; a last one says how many are left out."""
+    bad, size = error_details_pb2.BadRequest(), 0
+    for index, violation in enumerate(violations):
+        size += len(violation.field.encode()) + len(violation.description.encode()) + 8
+        if size > VIOLATION_BYTES_MAX:
+            bad.field_violations.add(
+                field=violation.field, description=f"and {len(violations) - index} more violations")
+            break
+        bad.field_violations.add(field=violation.field, description=violation.description)
+    return bad
 
 
 def from_status(status: status_pb2.Status) -> FabricError:

@@ -99,7 +99,7 @@ class ServiceSettings(BaseSettings):
     drain_grace_s: float = Field(default=15.0, ge=0, le=3600)
     """How long calls that run may take to end once the process is told to stop, in seconds."""
     supervised: bool = False
-    """Whether a supervisor holds stdin: the process ends once it closes, so that nothing outlives a killed supervisor."""
+    """Whether a supervisor holds stdin: the process ends once it closes, so that none outlives a killed supervisor."""
     otlp_endpoint: str | None = None
     """Where traces and metrics are pushed to by OTLP over gRPC, `http://host:port`; nowhere if absent."""
     trace_ratio: float = Field(default=1.0, ge=0, le=1)

@@ -45,6 +45,32 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _log = logs.get("common.rpc")
 
 
+class _Health(health.aio.HealthServicer):
+    """gRPC's health service, whose watches end with the drain: left open they would use up the whole grace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ending = asyncio.Event()
+
+    def end_watches(self) -> None:
+        """Ends all watches; those who watched have seen NOT_SERVING by now."""
+        self._ending.set()
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """See grpc.health.v1."""
+        watch = asyncio.ensure_future(super().Watch(request, context))
+        ending = asyncio.ensure_future(self._ending.wait())
+        try:
+            await asyncio.wait((watch, ending), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ending.cancel()
+            watch.cancel()
+        if watch.done() and not watch.cancelled():
+            watch.result()
+
+
 class Server:
     """One grpc.aio server with health, reflection, error translation, metrics, and an orderly end."""
 
@@ -52,7 +78,7 @@ class Server:
         self._settings = settings
         self._server = grpc.aio.server(
             interceptors=[RpcInterceptor(telemetry)], options=options.server(settings.message_bytes_max))
-        self._health = health.aio.HealthServicer()
+        self._health = _Health()
         self._own: list[str] = []
         self._named: dict[str, bool] = {}
         self._drain_hooks: list[tuple[str, Hook]] = []
@@ -132,6 +158,7 @@ class Server:
         for name, hook in self._drain_hooks:
             await self._run(name, hook)
         await asyncio.sleep(self._settings.drain_propagation_s)
+        self._health.end_watches()
         await self._server.stop(self._settings.drain_grace_s)
         for name, hook in reversed(self._close_hooks):
             await self._run(name, hook)

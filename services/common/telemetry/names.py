@@ -100,8 +100,8 @@ ENGINE_STALLS = Metric(
     "ifabric.worker.engine.stalls", Kind.COUNTER, "{stall}",
     "Times that work stood still for longer than the longest step and the slack allow.", ("engine",))
 ENGINE_REQUESTS = Metric(
-    "ifabric.worker.engine.requests", Kind.COUNTER, "{request}", "Requests that ended on the engine, or were refused by it.",
-    ("engine", "outcome"))
+    "ifabric.worker.engine.requests", Kind.COUNTER, "{request}",
+    "Requests that ended on the engine, or were refused by it.", ("engine", "outcome"))
 ENGINE_TOKENS = Metric(
     "ifabric.worker.engine.tokens", Kind.COUNTER, "{token}",
     "Tokens: prompt tokens computed, prompt tokens taken from a resident head, tokens generated.",
