@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _ROWS_A_MESSAGE = 64
 _BYTES_A_MESSAGE = 1024 * 1024
+_WRITE_MET_THE_END = "Internal error from Core"
 
 
 @dataclass(slots=True)
@@ -77,7 +78,7 @@ async def run_job(
     except FabricError as error:
         job.outcome.broken_by = error
     except grpc.aio.AioRpcError as error:
-        job.outcome.broken_by = call_error(error)
+        job.outcome.broken_by = _why(error)
     finally:
         call.cancel()
         for task in tasks:
@@ -87,6 +88,13 @@ async def run_job(
     if job.outcome.broken_by is not None:
         job.give_up(rows, job.outcome.broken_by)
     return job.outcome
+
+
+def _why(error: grpc.aio.AioRpcError) -> FabricError:
+    """Why the stream broke. A write that meets the end of a stream hides the broker's status behind one of grpc's own."""
+    if error.code() is grpc.StatusCode.INTERNAL and error.details() == _WRITE_MET_THE_END:
+        return UnavailableError("the broker ended the stream while rows were being sent")
+    return call_error(error)
 
 
 class _Job:

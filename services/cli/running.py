@@ -71,8 +71,8 @@ def sentence(error: Exception) -> str:
     if isinstance(error, FabricError) and error.reason == reasons.PEER_UNREACHABLE:
         place = _PLACE.search(error.message)
         return (
-            f"nothing answers{' at ' + place[1] if place else ''}; start a suite with `ifab up`, or name the address of "
-            "one that runs"
+            f"nothing answers{' at ' + place[1] if place else ''}; start a suite with `ifab up`, or name the address "
+            "of one that runs"
         )
     if isinstance(error, FabricError) and len(error.violations) > 1:
         return "; ".join(f"{violation.field}: {violation.description}" for violation in error.violations)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bulk job against a scripted broker on a real socket: every row has one result, whatever the broker does."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
+from ifabric.engine.v1 import generation_pb2
+from services.cli.job import JobOutcome, run_job
+from services.cli.results import report_document
+from services.cli.rows import read_rows
+from services.common.errors import InvalidArgumentError, UnavailableError, Violation, to_status
+from services.common.rpc import channel
+from tests.support.servers import serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+NAME = "ifabric.broker.v1.BrokerService"
+
+
+class ScriptedBroker(broker_service_pb2_grpc.BrokerServiceServicer):
+    """Answers rows with their prompt; refuses those called `bad`; breaks off or falls silent when told to."""
+
+    def __init__(self, *, lost_after: int | None = None, silent: bool = False) -> None:
+        self.most_open = 0
+        self._lost_after = lost_after
+        self._silent = silent
+
+    async def Exchange(
+        self, request_iterator: AsyncIterator[broker_service_pb2.ExchangeRequest], context: Any
+    ) -> AsyncIterator[broker_service_pb2.ExchangeResponse]:
+        answered = failed = 0
+        job_id = ""
+        async for message in request_iterator:
+            job_id = job_id or message.open.job_id
+            self.most_open = max(self.most_open, len(message.requests))
+            for request in message.requests:
+                if self._silent:
+                    continue
+                if answered == self._lost_after:
+                    raise UnavailableError("the broker is going away")
+                answered += 1
+                outcome = broker_service_pb2.RequestOutcome(request_id=request.request_id)
+                if request.request_id == "bad":
+                    failed += 1
+                    outcome.failed.CopyFrom(to_status(InvalidArgumentError.of([Violation("max_tokens", "is 0")])))
+                else:
+                    outcome.finished.request_id = request.request_id
+                    outcome.finished.samples.add(
+                        text=request.prompt.text, finish_reason=generation_pb2.FINISH_REASON_LENGTH
+                    )
+                    outcome.finished.usage.prompt_tokens = 3
+                yield broker_service_pb2.ExchangeResponse(outcomes=[outcome])
+        if not self._silent:
+            report = broker_service_pb2.JobReport(
+                job_id=job_id, requests=answered, failed=failed, generated_tokens=10, prompt_tokens_logical=3 * answered
+            )
+            yield broker_service_pb2.ExchangeResponse(report=report)
+
+
+def scripted(**script: Any) -> ScriptedBroker:
+    return ScriptedBroker(**script)  # type: ignore[abstract]  # jobs call nothing else
+
+
+async def run(
+    broker: ScriptedBroker, lines: list[str], *, window: int = 100, silence_s: float = 10.0
+) -> tuple[JobOutcome, dict[str, dict[str, Any]]]:
+    results: list[dict[str, Any]] = []
+    register = broker_service_pb2_grpc.add_BrokerServiceServicer_to_server
+    async with serving(register, broker, NAME) as server, channel(server.address) as to_broker:
+        rows = read_rows(io.BytesIO("\n".join(lines).encode()))
+        outcome = await run_job(to_broker, rows, results.append, job_id="job", window=window, silence_s=silence_s)
+    assert len({result["id"] for result in results}) == len(results), "a row has two results"
+    return outcome, {result["id"]: result for result in results}
+
+
+def row(name: str, **fields: Any) -> str:
+    return json.dumps({"id": name, "prompt": f"prompt of {name}", "max_tokens": 4, **fields})
+
+
+async def test_bad_rows_become_typed_errors_and_stop_nothing() -> None:
+    lines = [row(f"r{number}") for number in range(300)]
+    lines[7], lines[70] = "{not json", row("bad")
+    outcome, results = await run(scripted(), lines)
+    assert outcome.broken_by is None
+    assert (outcome.rows, outcome.failed, len(results)) == (300, 2, 300)
+    assert results["r299"]["text"] == "prompt of r299"
+    assert results["r299"]["finish_reason"] == "length"
+    assert results["r299"]["usage"]["prompt_tokens"] == 3
+    assert results["line-8"]["error"]["code"] == "INVALID_ARGUMENT"
+    assert results["bad"]["error"]["fields"] == [{"field": "max_tokens", "description": "is 0"}]
+
+
+async def test_the_report_has_its_eight_keys_first_and_counts_rows_that_were_never_sent() -> None:
+    outcome, _ = await run(scripted(), [row("a"), "7", row("bad")])
+    report = report_document("job", outcome)
+    assert list(report)[:8] == [
+        "requests", "failed", "prompt_tokens_logical", "prompt_tokens_computed", "prompt_tokens_bound",
+        "generated_tokens", "wall_s", "tokens_per_s",
+    ]  # fmt: skip
+    assert (report["requests"], report["failed"], report["rows_refused_unsent"]) == (3, 2, 1)
+
+
+async def test_no_more_rows_are_open_than_the_window_allows() -> None:
+    broker = scripted()
+    outcome, _ = await run(broker, [row(f"r{number}") for number in range(50)], window=5)
+    assert outcome.broken_by is None
+    assert 1 <= broker.most_open <= 5
+
+
+async def test_a_broker_that_breaks_off_leaves_no_row_without_a_result() -> None:
+    outcome, results = await run(scripted(lost_after=10), [row(f"r{number}") for number in range(200)], window=64)
+    assert isinstance(outcome.broken_by, UnavailableError)
+    assert len(results) == 200
+    done = [result for result in results.values() if "error" not in result]
+    assert len(done) <= 10
+    assert outcome.failed == 200 - len(done)
+    assert results["r199"]["error"]["code"] == "UNAVAILABLE"
+
+
+async def test_a_silent_broker_is_given_up_after_the_limit() -> None:
+    outcome, results = await run(scripted(silent=True), [row("a"), row("b")], silence_s=0.3)
+    assert outcome.broken_by is not None
+    assert {result["error"]["code"] for result in results.values()} <= {"DEADLINE_EXCEEDED", "UNAVAILABLE"}
+
+
+async def test_an_empty_file_is_an_empty_job() -> None:
+    outcome, results = await run(scripted(), [""])
+    assert outcome.broken_by is None
+    assert (outcome.rows, results) == (0, {})
+
+
+@pytest.mark.parametrize("window", [1, 64, 65])
+async def test_all_windows_deliver_all_rows(window: int) -> None:
+    outcome, results = await run(scripted(), [row(f"r{number}") for number in range(130)], window=window)
+    assert outcome.broken_by is None
+    assert len(results) == 130
