@@ -91,7 +91,7 @@ async def run_job(
 
 
 def _why(error: grpc.aio.AioRpcError) -> FabricError:
-    """Why the stream broke. A write that meets the end of a stream hides the broker's status behind one of grpc's own."""
+    """Why the stream broke. A write that meets the end of a stream hides the broker's status behind one of grpc's."""
     if error.code() is grpc.StatusCode.INTERNAL and error.details() == _WRITE_MET_THE_END:
         return UnavailableError("the broker ended the stream while rows were being sent")
     return call_error(error)
