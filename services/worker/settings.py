@@ -22,8 +22,6 @@ class WorkerSettings(ServiceSettings, env_prefix="IFAB_WORKER_"):
     """Name of the node, unique among live nodes and kept over restarts; the machine's host name if absent."""
     advertise: PeerAddress | None = None
     """Where brokers reach this worker, `host:port`; the address it listens on if absent."""
-    card_family: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")
-    """Product family of the card, where the machine cannot tell it by itself; found out if absent."""
 
     @property
     def node_name(self) -> str:

@@ -28,7 +28,7 @@ from services.worker.outbox import Outbox
 from services.worker.tracing import record_spans
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from opentelemetry.trace import Tracer
 
@@ -76,6 +76,9 @@ class ExecuteStream:
         self._end: FabricError | None = None
         self._half_closed = False
         self.broker_id = ""
+        self.idle = asyncio.Event()
+        """Set while every end has been sent."""
+        self.idle.set()
 
     @property
     def in_flight(self) -> int:
@@ -97,7 +100,7 @@ class ExecuteStream:
         if self._account.grant(self._book.due(self._account)):
             self._outbox.credit(_credit(self._account.granted))
 
-    async def run(self, frames: Frames) -> AsyncIterator[worker_service_pb2.ExecuteResponse]:
+    async def run(self, frames: Frames) -> AsyncGenerator[worker_service_pb2.ExecuteResponse]:
         """Serves the stream: yields what goes to the broker.
 
         Raises:
@@ -199,6 +202,7 @@ class ExecuteStream:
         if not self._account.take(item.cost):
             raise _beyond_credit(item.cost, self._account.outstanding, self._account.granted)
         self._items[item.handle] = item
+        self.idle.clear()
         return item
 
     def _cancel(self, cancel: worker_service_pb2.CancelItems) -> None:
@@ -208,6 +212,8 @@ class ExecuteStream:
         record_spans(self._tracer, item)
         self._account.give_back(item.cost)
         del self._items[item.handle]
+        if not self._items:
+            self.idle.set()
 
     def _abandon(self) -> None:
         """Gives up what is in flight: the stream is gone, and with it everybody who would hear of it."""
@@ -218,6 +224,7 @@ class ExecuteStream:
             for item in self._items.values():
                 record_spans(self._tracer, item)
             self._items.clear()
+            self.idle.set()
 
 
 def _credit(amount: Amount) -> worker_service_pb2.Credit:

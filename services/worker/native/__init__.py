@@ -14,7 +14,7 @@ A call that waits in C holds no GIL: ctypes releases it around every foreign fun
 from __future__ import annotations
 
 from services.worker.native._errors import native_error
-from services.worker.native._library import LIBRARY_VARIABLE, library_path
+from services.worker.native._library import LIBRARY_VARIABLE, library_path, library_version
 from services.worker.native._logs import forward_logs
 from services.worker.native.engine import Engine, PollBuffers, check_contract, inspect
 from services.worker.native.values import (
@@ -44,5 +44,6 @@ __all__ = [
     "forward_logs",
     "inspect",
     "library_path",
+    "library_version",
     "native_error",
 ]

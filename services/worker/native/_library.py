@@ -64,6 +64,16 @@ def library() -> ctypes.CDLL:
     return load(library_path())
 
 
+def library_version() -> str:
+    """Returns the interface version of the library, such as `1.0`, loading it if need be.
+
+    Raises:
+        FailedPreconditionError: see `load`.
+    """
+    major, minor = _version(library())
+    return f"{major}.{minor}"
+
+
 def load(path: Path) -> ctypes.CDLL:
     """Loads the library of a file and declares its functions.
 
@@ -90,13 +100,10 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def _check(loaded: ctypes.CDLL, path: Path) -> None:
-    loaded.ifab_abi_version.restype = None
-    loaded.ifab_abi_version.argtypes = [_U32_OUT, _U32_OUT]
-    major, minor = ctypes.c_uint32(), ctypes.c_uint32()
-    loaded.ifab_abi_version(ctypes.byref(major), ctypes.byref(minor))
-    if major.value != ABI_MAJOR or minor.value < ABI_MINOR:
+    major, minor = _version(loaded)
+    if major != ABI_MAJOR or minor < ABI_MINOR:
         raise FailedPreconditionError(
-            f"the native library at {path} has interface version {major.value}.{minor.value}; this worker needs "
+            f"the native library at {path} has interface version {major}.{minor}; this worker needs "
             f"{ABI_MAJOR}.{ABI_MINOR} or a later {ABI_MAJOR}.x: build both from one checkout"
         )
     loaded.ifab_struct_size.restype = ctypes.c_size_t
@@ -108,3 +115,11 @@ def _check(loaded: ctypes.CDLL, path: Path) -> None:
                 f"{struct} has {theirs} bytes in the native library at {path} and {size} in this worker: "
                 "build both from one checkout"
             )
+
+
+def _version(loaded: ctypes.CDLL) -> tuple[int, int]:
+    loaded.ifab_abi_version.restype = None
+    loaded.ifab_abi_version.argtypes = [_U32_OUT, _U32_OUT]
+    major, minor = ctypes.c_uint32(), ctypes.c_uint32()
+    loaded.ifab_abi_version(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from services.worker.native._library import LogFn, library
 
-LogSink = Callable[[int, str, str], None]
+LogSink = Callable[[int, str, str], object]
 """Takes (level: 10, 20, 30 or 40 as in `logging`, component, message). Called on any thread; must not block."""
 
 _kept: list[object] = []
