@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Annotated, Any, BinaryIO
 import grpc
 import orjson
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
@@ -21,7 +19,7 @@ from services.cli.job import JobOutcome, run_job
 from services.cli.ready import serving_engines
 from services.cli.results import report_document
 from services.cli.rows import read_rows
-from services.cli.running import CommandError, run, sentence, write_json
+from services.cli.running import CommandError, console, run, sentence, write_json
 from services.cli.suite import Plan, Suite
 from services.common.rpc import channel, translated
 
@@ -122,5 +120,5 @@ def _print_report(report: dict[str, Any], output: Path, outcome: JobOutcome, *, 
             ("results", str(output)),
         ):
             table.add_row(name, value)
-        Console(file=sys.stdout).print(table)
+        console().print(table)
     write_json(report)

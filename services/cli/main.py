@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import typer
 
-from services.cli import bulk
+from services.cli import bulk, engine
 from services.cli.generate import generate
 from services.cli.nodes import nodes
 from services.cli.up import up
@@ -22,6 +22,7 @@ app.command("up")(up)
 app.command("generate")(generate)
 app.add_typer(bulk.app, name="bulk")
 app.command("nodes")(nodes)
+app.add_typer(engine.app, name="engine")
 
 
 def main() -> None:

@@ -7,12 +7,11 @@ import sys
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
 from rich.table import Table
 
 from ifabric.provisioner.v1 import provisioner_service_pb2, provisioner_service_pb2_grpc
 from services.cli import options
-from services.cli.running import run, write_json
+from services.cli.running import console, run, write_json
 from services.common.rpc import channel, translated
 
 _CALL_S = 5.0
@@ -36,7 +35,7 @@ async def _list(provisioner: str, as_json: bool) -> None:
     elif not reply.nodes:
         sys.stdout.write("no node has registered\n")
     else:
-        Console().print(_table(reply.nodes))
+        console().print(_table(reply.nodes))
 
 
 def _table(listed: Any) -> Table:

@@ -16,20 +16,27 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import typer
 from google.rpc import code_pb2
+from rich.console import Console
 
 from services.common import reasons
 from services.common.errors import FabricError, StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
 _PLACE = re.compile(r"ipv[46]:(\S+?): ")
 """Where gRPC says, in its own message, that it could not connect."""
+_WIDTH_ELSEWHERE = 240
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class CommandError(Exception):
     """The command failed; the message is one sentence that says what to do."""
+
+    def __init__(self, message: str, *, reported: bool = False) -> None:
+        """Args: reported: Whether stdout carries the failure as JSON already."""
+        super().__init__(message)
+        self.reported = reported
 
 
 class _SignalledError(Exception):
@@ -56,6 +63,19 @@ def run(work: Coroutine[Any, Any, None], *, as_json: bool, signal_ends_well: boo
             raise typer.Exit(128 + error.number) from None
     except (CommandError, FabricError, StartError, OSError) as error:
         report_failure(error, as_json=as_json)
+        raise typer.Exit(1) from None
+
+
+def run_plain(work: Callable[[], None], *, as_json: bool) -> None:
+    """Runs a command that waits for nobody.
+
+    Raises:
+        typer.Exit: It failed.
+    """
+    try:
+        work()
+    except (CommandError, FabricError, OSError) as error:
+        report_failure(error, as_json=as_json and not getattr(error, "reported", False))
         raise typer.Exit(1) from None
 
 
@@ -95,6 +115,11 @@ def error_document(error: Exception) -> dict[str, Any]:
     if error.violations:
         document["fields"] = [{"field": each.field, "description": each.description} for each in error.violations]
     return document
+
+
+def console() -> Console:
+    """Where tables for people go; wide where nobody's terminal sets the width, so that nothing is cut off."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
 
 
 def write_json(document: Any) -> None:
