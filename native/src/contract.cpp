@@ -14,7 +14,9 @@ Number number(const Value& object, std::string_view key) {
   return static_cast<Number>(object.at(key).integer());
 }
 
-std::string text(const Value& object, std::string_view key) { return object.at(key).text(); }
+std::string text(const Value& object, std::string_view key) {
+  return object.at(key).text();
+}
 
 std::optional<std::string> optional_text(const Value& object, std::string_view key) {
   const Value& value = object.at(key);
@@ -39,12 +41,8 @@ int32_t payload_dtype(const std::string& word) {
 }
 
 ContractValues::Model model(const Value& from) {
-  return {text(from, "architecture"),
-          number<uint32_t>(from, "layers"),
-          number<uint32_t>(from, "hidden_size"),
-          number<uint32_t>(from, "vocab_size"),
-          text(from, "weights_dtype"),
-          text(from, "activations_dtype"),
+  return {text(from, "architecture"),           number<uint32_t>(from, "layers"), number<uint32_t>(from, "hidden_size"),
+          number<uint32_t>(from, "vocab_size"), text(from, "weights_dtype"),      text(from, "activations_dtype"),
           optional_text(from, "kv_cache_dtype")};
 }
 
@@ -82,8 +80,7 @@ ContractValues::Capabilities capabilities(const Value& from) {
   out.reproducible = from.at("reproducible").boolean();
   const Value& payload = from.at("payload");
   if (!payload.not_applicable()) {
-    out.payload = ContractValues::Payload{numbers<uint32_t>(payload.at("shape")),
-                                          payload_dtype(text(payload, "dtype")),
+    out.payload = ContractValues::Payload{numbers<uint32_t>(payload.at("shape")), payload_dtype(text(payload, "dtype")),
                                           numbers<int32_t>(payload.at("layers"))};
   }
   return out;

@@ -49,8 +49,8 @@ Status EngineDirectory::list() {
   size_t entries = 0;
   for (; at != fs::recursive_directory_iterator(); at.increment(error)) {
     if (++entries > kMaxEntries) {
-      return {IFAB_FAILED_PRECONDITION, "engine directory " + path_ + " holds more than " +
-                                            std::to_string(kMaxEntries) + " entries"};
+      return {IFAB_FAILED_PRECONDITION,
+              "engine directory " + path_ + " holds more than " + std::to_string(kMaxEntries) + " entries"};
     }
     if (Status status = list_entry(*at); !status.ok()) return status;
   }
@@ -120,7 +120,9 @@ void EngineDirectory::compare_files(const Value& document) {
   for (const auto& [name, what] : strangers_) unlisted(name, ", " + what + ",");
 }
 
-std::string EngineDirectory::file_path(std::string_view name) const { return (fs::path(path_) / name).string(); }
+std::string EngineDirectory::file_path(std::string_view name) const {
+  return (fs::path(path_) / name).string();
+}
 
 Status EngineDirectory::read_text(std::string_view name, std::string& out) const {
   if (!has(name)) return {IFAB_NOT_FOUND, "no file " + std::string(name) + " in engine directory " + path_};

@@ -131,14 +131,29 @@ void append_escape(std::string& out, uint32_t unit) {
 
 void append_escaped(std::string& out, uint32_t point) {
   switch (point) {
-    case '"': out += "\\\""; return;
-    case '\\': out += "\\\\"; return;
-    case '\b': out += "\\b"; return;
-    case '\f': out += "\\f"; return;
-    case '\n': out += "\\n"; return;
-    case '\r': out += "\\r"; return;
-    case '\t': out += "\\t"; return;
-    default: break;
+    case '"':
+      out += "\\\"";
+      return;
+    case '\\':
+      out += "\\\\";
+      return;
+    case '\b':
+      out += "\\b";
+      return;
+    case '\f':
+      out += "\\f";
+      return;
+    case '\n':
+      out += "\\n";
+      return;
+    case '\r':
+      out += "\\r";
+      return;
+    case '\t':
+      out += "\\t";
+      return;
+    default:
+      break;
   }
   if (point >= 0x20 && point < 0x7F) {
     out += static_cast<char>(point);
@@ -204,7 +219,9 @@ Value Value::of_text(std::string text) {
   return out;
 }
 
-double Value::real() const { return kind_ == Kind::kInteger ? static_cast<double>(integer_) : real_; }
+double Value::real() const {
+  return kind_ == Kind::kInteger ? static_cast<double>(integer_) : real_;
+}
 
 const Value* Value::find(std::string_view key) const {
   for (const Member& member : members_) {
@@ -218,9 +235,13 @@ const Value& Value::at(std::string_view key) const {
   throw std::logic_error("document without member " + std::string(key));
 }
 
-void Value::append(Value item) { items_.push_back(std::move(item)); }
+void Value::append(Value item) {
+  items_.push_back(std::move(item));
+}
 
-void Value::insert(std::string key, Value value) { members_.push_back({std::move(key), std::move(value)}); }
+void Value::insert(std::string key, Value value) {
+  members_.push_back({std::move(key), std::move(value)});
+}
 
 std::optional<Value> read_document(std::string_view text, std::vector<Finding>& findings) {
   if (text.size() > kMaxDocumentBytes) {
@@ -231,6 +252,11 @@ std::optional<Value> read_document(std::string_view text, std::vector<Finding>& 
   if (text.starts_with("\xEF\xBB\xBF")) {
     // The parser would skip it; RFC 8259 forbids writing it.
     add_finding(findings, {"", "a byte order mark", "one JSON document in UTF-8"});
+    return std::nullopt;
+  }
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    // The parser would take it for the end of the text and not see what follows.
+    add_finding(findings, {"", "no JSON at byte " + std::to_string(nul + 1), "one JSON document in UTF-8"});
     return std::nullopt;
   }
   std::vector<Finding> repeated;
@@ -259,15 +285,21 @@ std::string render_text(std::string_view text) {
 
 std::string render(const Value& value) {
   switch (value.kind()) {
-    case Value::Kind::kNull: return "null";
-    case Value::Kind::kBoolean: return value.boolean() ? "true" : "false";
-    case Value::Kind::kInteger: return std::to_string(value.integer());
+    case Value::Kind::kNull:
+      return "null";
+    case Value::Kind::kBoolean:
+      return value.boolean() ? "true" : "false";
+    case Value::Kind::kInteger:
+      return std::to_string(value.integer());
     case Value::Kind::kHugeInteger:
-    case Value::Kind::kReal: return cut(value.text());
-    case Value::Kind::kText: return render_text(value.text());
+    case Value::Kind::kReal:
+      return cut(value.text());
+    case Value::Kind::kText:
+      return render_text(value.text());
     case Value::Kind::kList:
       return "list of " + std::to_string(value.items().size()) + (value.items().size() == 1 ? " item" : " items");
-    case Value::Kind::kObject: return "object";
+    case Value::Kind::kObject:
+      return "object";
   }
   return "";
 }
@@ -277,6 +309,8 @@ std::string member_path(const std::string& path, std::string_view key) {
   return path.empty() ? std::string(key) : path + '.' + std::string(key);
 }
 
-std::string item_path(const std::string& path, size_t index) { return path + '[' + std::to_string(index) + ']'; }
+std::string item_path(const std::string& path, size_t index) {
+  return path + '[' + std::to_string(index) + ']';
+}
 
 }  // namespace ifab

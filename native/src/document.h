@@ -35,8 +35,8 @@ class Value {
   static Value null() { return Value(Kind::kNull); }
   static Value of_boolean(bool value);
   static Value of_integer(int64_t value);
-  static Value of_huge_integer(std::string literal);           // whole, and outside int64_t
-  static Value of_real(double value, std::string literal);     // written with a fraction or an exponent
+  static Value of_huge_integer(std::string literal);        // whole, and outside int64_t
+  static Value of_real(double value, std::string literal);  // written with a fraction or an exponent
   static Value of_text(std::string text);
   static Value list() { return Value(Kind::kList); }
   static Value object() { return Value(Kind::kObject); }
@@ -49,8 +49,8 @@ class Value {
   // Each is for its own kind; of another kind they give the empty value of their type.
   bool boolean() const { return kind_ == Kind::kBoolean && integer_ != 0; }
   int64_t integer() const { return kind_ == Kind::kInteger ? integer_ : 0; }
-  double real() const;                                       // of kInteger and kReal
-  const std::string& text() const { return text_; }          // of kText; the literal of kReal and kHugeInteger
+  double real() const;                               // of kInteger and kReal
+  const std::string& text() const { return text_; }  // of kText; the literal of kReal and kHugeInteger
   const std::vector<Value>& items() const { return items_; }
   const std::vector<Member>& members() const { return members_; }
 

@@ -23,7 +23,7 @@ constexpr std::array<std::pair<std::string_view, Comparison>, 8> kComparisons = 
 
 // A value of one side of a statement: always a boolean, an integer, a real or a text.
 struct Term {
-  std::string path;   // empty where it is computed or constant
+  std::string path;  // empty where it is computed or constant
   Value value;
   std::string shown;  // for findings
 };
@@ -149,7 +149,8 @@ void follow(const Value& value, const std::string& at, const std::vector<PathSte
   }
   const PathStep& next = path[step];
   if (next.kind == PathStep::Kind::kMember) {
-    if (const Value* member = value.find(next.member)) follow(*member, member_path(at, next.member), path, step + 1, out);
+    if (const Value* member = value.find(next.member))
+      follow(*member, member_path(at, next.member), path, step + 1, out);
     return;
   }
   const size_t size = value.items().size();
@@ -168,7 +169,9 @@ bool comparable(const Value& value) {
          value.is(Value::Kind::kText);
 }
 
-bool is_number(const Value& value) { return value.is(Value::Kind::kInteger) || value.is(Value::Kind::kReal); }
+bool is_number(const Value& value) {
+  return value.is(Value::Kind::kInteger) || value.is(Value::Kind::kReal);
+}
 
 std::vector<Term> evaluate(const Operand& operand, const Value& document);
 
@@ -215,10 +218,14 @@ bool equal(const Value& a, const Value& b) {
 template <class Number>
 bool ordered(Comparison comparison, Number a, Number b) {
   switch (comparison) {
-    case Comparison::kBelow: return a < b;
-    case Comparison::kAtMost: return a <= b;
-    case Comparison::kAbove: return a > b;
-    default: return a >= b;
+    case Comparison::kBelow:
+      return a < b;
+    case Comparison::kAtMost:
+      return a <= b;
+    case Comparison::kAbove:
+      return a > b;
+    default:
+      return a >= b;
   }
 }
 

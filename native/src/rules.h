@@ -24,8 +24,8 @@ struct PathStep {
 struct Operand {
   enum class Kind { kPath, kCount, kSum, kProduct, kConstant };
   Kind kind = Kind::kConstant;
-  std::vector<PathStep> path;   // kPath, kCount: the items of a list, counted
-  std::vector<Operand> terms;   // kSum, kProduct
+  std::vector<PathStep> path;  // kPath, kCount: the items of a list, counted
+  std::vector<Operand> terms;  // kSum, kProduct
   Value constant = Value::null();
 };
 

@@ -35,8 +35,8 @@ bool is_date(const std::string& text) {
   const int year = digits[0] * 1000 + digits[1] * 100 + digits[2] * 10 + digits[3];
   const auto month = static_cast<unsigned>(digits[4] * 10 + digits[5]);
   const auto day = static_cast<unsigned>(digits[6] * 10 + digits[7]);
-  return year >= 1 && std::chrono::year_month_day(std::chrono::year(year), std::chrono::month(month),
-                                                  std::chrono::day(day)).ok();
+  return year >= 1 &&
+         std::chrono::year_month_day(std::chrono::year(year), std::chrono::month(month), std::chrono::day(day)).ok();
 }
 
 bool text_fits(const SchemaNode& node, const std::string& text) {
@@ -57,15 +57,20 @@ class Checker {
   void check(const SchemaNode& node, const Value& value, const std::string& path) {
     if (node.may_not_apply && value.not_applicable()) return;
     switch (node.type) {
-      case SchemaNode::Type::kObject: return object(node, value, path);
-      case SchemaNode::Type::kList: return list(node, value, path);
+      case SchemaNode::Type::kObject:
+        return object(node, value, path);
+      case SchemaNode::Type::kList:
+        return list(node, value, path);
       case SchemaNode::Type::kText:
         return scalar(node, value, path, value.is(Value::Kind::kText) && text_fits(node, value.text()));
       case SchemaNode::Type::kInteger:
-        return scalar(node, value, path, value.is(Value::Kind::kInteger) && value.integer() >= node.minimum &&
-                                             value.integer() <= node.maximum);
-      case SchemaNode::Type::kReal: return scalar(node, value, path, real_fits(node, value));
-      case SchemaNode::Type::kBoolean: return scalar(node, value, path, value.is(Value::Kind::kBoolean));
+        return scalar(
+            node, value, path,
+            value.is(Value::Kind::kInteger) && value.integer() >= node.minimum && value.integer() <= node.maximum);
+      case SchemaNode::Type::kReal:
+        return scalar(node, value, path, real_fits(node, value));
+      case SchemaNode::Type::kBoolean:
+        return scalar(node, value, path, value.is(Value::Kind::kBoolean));
     }
   }
 
@@ -168,8 +173,7 @@ void Schema::check(const Value& document, std::vector<Finding>& findings) const 
   for (const Rule& rule : impl_->rules) check_rule(rule, document, findings);
 }
 
-std::optional<Value> read_checked(std::string_view text, std::string_view schema_name,
-                                  std::vector<Finding>& findings) {
+std::optional<Value> read_checked(std::string_view text, std::string_view schema_name, std::vector<Finding>& findings) {
   std::optional<Value> document = read_document(text, findings);
   if (document) Schema::named(schema_name).check(*document, findings);
   return document;

@@ -98,14 +98,16 @@ class Compiler {
   // Every property is required and no other is allowed: an engine's document has no defaults.
   void object(const Value& schema, const std::string& at, int depth, SchemaNode& out) const {
     if (depth == 0) {
-      only(schema, at, {"$schema", "$id", "$defs", "title", "description", "type", "additionalProperties", "required",
-                        "properties", "x-rules"});
+      only(schema, at,
+           {"$schema", "$id", "$defs", "title", "description", "type", "additionalProperties", "required", "properties",
+            "x-rules"});
     } else {
       only(schema, at, {"description", "type", "additionalProperties", "required", "properties"});
     }
     out.type = SchemaNode::Type::kObject;
     out.expected = "object";
-    if (need(schema, at, "additionalProperties", Value::Kind::kBoolean).boolean()) reject(at, "open to other properties");
+    if (need(schema, at, "additionalProperties", Value::Kind::kBoolean).boolean())
+      reject(at, "open to other properties");
     const Value& required = need(schema, at, "required", Value::Kind::kList);
     const Value& properties = need(schema, at, "properties", Value::Kind::kObject);
     if (required.items().size() != properties.members().size()) reject(at, "not every property is required");

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,13 +93,14 @@ def _list(directory: Path) -> _Listing:
     folders = [listing.root]
     try:
         while folders:
-            for entry in os.scandir(folders.pop()):
-                entries += 1
-                if entries > MAX_ENTRIES:
-                    raise FailedPreconditionError(f"engine directory {directory} holds more than {MAX_ENTRIES} entries")
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(Path(entry.path))
-                else:
+            with os.scandir(folders.pop()) as inside:
+                found = list(itertools.islice(inside, MAX_ENTRIES + 1))
+            entries += len(found)
+            if entries > MAX_ENTRIES:
+                raise FailedPreconditionError(f"engine directory {directory} holds more than {MAX_ENTRIES} entries")
+            folders += [Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False)]
+            for entry in found:
+                if not entry.is_dir(follow_symlinks=False):
                     _list_entry(entry, listing)
     except OSError as error:
         raise FailedPreconditionError(f"engine directory {directory} cannot be read: {error.strerror}") from error

@@ -42,8 +42,9 @@ def all_findings(contract: contract_pb2.EngineContract, reading: Iterable[Findin
         be carried, that the field is absent from the wire form is left out.
     """
     out = list(dict.fromkeys(reading))
-    unreadable = contract == contract_pb2.EngineContract()
-    explained = tuple(finding.path for finding in out if finding.path or unreadable)
+    explained = tuple(finding.path for finding in out if finding.path)
+    if len(explained) < len(out) and contract == contract_pb2.EngineContract():
+        return out  # the document could not be read: that nothing of it arrived says nothing more
     for finding in check(contract):
         if finding.found == "absent" and any(_covers(path, finding.path) for path in explained):
             continue
@@ -58,4 +59,4 @@ def violations(findings: Sequence[Finding]) -> list[Violation]:
 
 
 def _covers(path: str, field: str) -> bool:
-    return not path or field == path or field.startswith((f"{path}.", f"{path}["))
+    return field == path or field.startswith((f"{path}.", f"{path}["))

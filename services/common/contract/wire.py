@@ -76,10 +76,10 @@ def _document_of(message: Message) -> dict[str, Document]:
     for field in message.DESCRIPTOR.fields:
         if field.is_repeated:
             document[field.name] = [_value_of(field, item) for item in getattr(message, field.name)]
-        elif message.HasField(field.name):
-            value = _value_of(field, getattr(message, field.name))
-            if value is not ABSENT:
-                document[field.name] = value
+        elif field.has_presence and not message.HasField(field.name):
+            continue
+        elif (value := _value_of(field, getattr(message, field.name))) is not ABSENT:
+            document[field.name] = value
     return document
 
 
@@ -87,7 +87,8 @@ def _value_of(field: _Descriptor, value: Any) -> Document:
     if field.message_type is not None:
         return _maybe_of(value) if is_maybe(field.message_type) else _document_of(value)
     if field.enum_type is not None:
-        return word_of(field.enum_type, value)
+        # Zero is "unspecified" in every enum: nobody said it.
+        return word_of(field.enum_type, value) if value else ABSENT
     return Real.of(value) if field.type == FieldDescriptor.TYPE_DOUBLE else value
 
 

@@ -40,8 +40,10 @@ class Finding:
 
     def __str__(self) -> str:
         """One line for people: `limits.slots: 0, expected integer from 1 to 65536`."""
-        return f"{self.path}: {self.found}, expected {self.expected}" if self.path else (
-            f"{self.found}, expected {self.expected}"
+        return (
+            f"{self.path}: {self.found}, expected {self.expected}"
+            if self.path
+            else (f"{self.found}, expected {self.expected}")
         )
 
 

@@ -320,7 +320,8 @@ class _Compiler:
         if low is None or high is None:
             raise self._error(at, "number without minimum and maximum")
         expected = (
-            f"number above {render(low)} and at most {render(high)}" if above
+            f"number above {render(low)} and at most {render(high)}"
+            if above
             else f"number from {render(low)} to {render(high)}"
         )
         return RealNode(expected=expected, minimum=_float(low), maximum=_float(high), above_minimum=above)

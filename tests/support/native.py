@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs and libraries of the native half, built where they are missing or older than their sources."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "native"
+
+
+@functools.cache
+def build(target: str) -> Path:
+    """Builds one target of the preset `dev` and returns what it made; does nothing where it is up to date.
+
+    Several test processes take turns.
+    """
+    assert shutil.which("cmake"), "cmake is missing: run scripts/bootstrap"
+    BUILD.parent.mkdir(exist_ok=True)
+    with (BUILD.parent / "native.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (BUILD / "build.ninja").is_file():
+            _run("cmake", "--preset", "dev", "-S", "native")
+        _run("cmake", "--build", str(BUILD), "--target", target, "--parallel", "2")
+    return BUILD / target
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
