@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start, stop and loss of the suite: nothing is left behind, and what fails says so in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.processes import ServiceProcess
+from tests.support.suite import all_gone, children_of, end, run, start, up
+from tests.support.waiting import block_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def without_budget(engine: Path, tmp_path: Path) -> Path:
+    """A copy of the engine directory whose contract leaves the token budget out."""
+    copy = tmp_path / "engine"
+    shutil.copytree(engine, copy, copy_function=os.link)
+    contract = json.loads((copy / "contract.json").read_text())
+    del contract["limits"]["step_token_budget"]
+    (copy / "contract.json").unlink()
+    (copy / "contract.json").write_text(json.dumps(contract))
+    return copy
+
+
+def nodes(provisioner: str) -> list[dict[str, Any]]:
+    done = run("nodes", "--provisioner", provisioner, "--json")
+    return list(json.loads(done.stdout).get("nodes", []))
+
+
+def test_ctrl_c_ends_everything_in_order(engine: Path, tmp_path: Path) -> None:
+    with up(tmp_path, [engine]) as suite:
+        assert suite.stop() == 0
+        all_gone(suite.pids, within_s=1)
+
+
+def test_a_killed_supervisor_leaves_no_service_behind(engine: Path, tmp_path: Path) -> None:
+    with up(tmp_path, [engine]) as suite:
+        suite.process.kill()
+        suite.process.wait()
+        all_gone(suite.pids)
+
+
+def test_a_killed_worker_ends_the_suite_with_a_sentence(engine: Path, tmp_path: Path) -> None:
+    with up(tmp_path, [engine]) as suite:
+        os.kill(suite.said["workers"][0]["pid"], signal.SIGKILL)
+        assert suite.process.wait(30) == 1
+        assert suite.process.stderr is not None
+        assert "the worker ended with status -9" in suite.process.stderr.read()
+        all_gone(suite.pids, within_s=1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_job_that_is_interrupted_stops_its_suite(engine: Path, tmp_path: Path, number: signal.Signals) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "\n".join(json.dumps({"prompt": f"Row {n}", "max_tokens": 200, "ignore_end": True}) for n in range(500))
+    )
+    results = tmp_path / "results.jsonl"
+    command = start(
+        "bulk", "run", str(rows), "-o", str(results), "--up", "--engine", str(engine), "--logs", str(tmp_path)
+    )
+    services: set[int] = set()
+    try:
+        block_until(lambda: results.exists() or command.poll() is not None, within_s=40, what="the start of the job")
+        services = {child.pid for child in children_of(command.pid)}
+        assert len(services) == 3
+        command.send_signal(number)
+        assert command.wait(30) == 128 + number
+        all_gone(services, within_s=1)
+    finally:
+        end(command, services)
+
+
+def test_a_port_that_is_taken_is_named(engine: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run("up", "--engine", str(engine), "--provisioner", address, "--logs", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"cannot listen on {address}" in done.stderr
+
+
+def test_a_directory_that_is_no_engine_is_named(tmp_path: Path) -> None:
+    done = run("up", "--free-ports", "--engine", str(tmp_path / "absent"), "--logs", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "absent" in done.stderr
+    assert "ifab engine build" in done.stderr
+
+
+def test_a_contract_without_token_budget_stops_the_start(without_budget: Path, tmp_path: Path) -> None:
+    done = run("up", "--free-ports", "--engine", str(without_budget), "--logs", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "limits.step_token_budget is absent" in done.stderr
+
+
+@pytest.fixture
+def provisioner() -> Iterator[ServiceProcess]:
+    with ServiceProcess("services.provisioner", {"heartbeat_interval_ms": 200}) as process:
+        yield process
+
+
+def test_a_refused_node_is_visible_and_does_not_load(without_budget: Path, provisioner: ServiceProcess) -> None:
+    settings = {"engine_dir": without_budget, "provisioner": provisioner.address, "node_id": "no-budget"}
+    with ServiceProcess("services.worker", settings) as worker:
+        listed = block_until(lambda: nodes(provisioner.address), within_s=20, what="the node")
+        assert [(node["description"]["node_id"], node["state"]) for node in listed] == [
+            ("no-budget", "NODE_STATE_REFUSED")
+        ]
+        assert {violation["path"] for violation in listed[0]["violations"]} == {"limits.step_token_budget"}
+        assert "report" not in listed[0], "a refused worker loads nothing"
+        refused = block_until(lambda: worker.logs("node.refused") or worker.logs("registration.refused"), within_s=10)
+        assert "step_token_budget" in json.dumps(refused)
+        assert worker.process.poll() is None
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def test_services_start_in_any_order_and_find_each_other(engine: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with (
+        ServiceProcess("services.broker", {"provisioner": address}) as broker,
+        ServiceProcess("services.worker", {"provisioner": address, "engine_dir": engine, "node_id": "late"}),
+        ServiceProcess("services.provisioner", {"listen": address}),
+    ):
+
+        def answered() -> bool:
+            done = run("generate", "The capital of France is", "-n", "8", "--broker", broker.address, "--json")
+            return done.returncode == 0 and "Paris" in json.loads(done.stdout)["text"]
+
+        block_until(answered, within_s=40, what="an answer")
