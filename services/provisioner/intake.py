@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ifabric.engine.v1 import node_pb2
     from ifabric.worker.v1 import worker_service_pb2
-    from services.common.schema import Finding
+    from services.common.contract import Finding
     from services.common.tasks import Tasks
     from services.common.telemetry import Telemetry
 

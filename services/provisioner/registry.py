@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ifabric.engine.v1 import node_pb2
     from services.common.clock import Clock
-    from services.common.schema import Finding
+    from services.common.contract import Finding
 
 REFUSED = NodeState.NODE_STATE_REFUSED
 MAY_LOAD = NodeState.NODE_STATE_MAY_LOAD

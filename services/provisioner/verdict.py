@@ -13,9 +13,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ifabric.engine.v1 import contract_pb2, node_pb2
-from services.common.contract import check
+from services.common.contract import Finding
 from services.common.protocol import PROTOCOL_REVISION
-from services.common.schema import Finding
 from services.common.settings import split_address
 from services.provisioner.wording import ABSENT, text_of
 

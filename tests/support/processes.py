@@ -23,14 +23,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def flags(settings: Mapping[str, Any]) -> list[str]:
     """Turns settings into command-line flags; values that are not text are written as JSON."""
-    return [part for key, value in settings.items()
-            for part in ("--" + key.replace("_", "-"), value if isinstance(value, str) else _plain(value))]
+    return [
+        part
+        for key, value in settings.items()
+        for part in ("--" + key.replace("_", "-"), value if isinstance(value, str) else _plain(value))
+    ]
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Returns the environment of a service process: ours, without the settings of whoever runs the tests."""
-    kept = {key: value for key, value in os.environ.items()
-            if not key.startswith(("IFAB_BROKER_", "IFAB_WORKER_", "IFAB_PROVISIONER_"))}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("IFAB_BROKER_", "IFAB_WORKER_", "IFAB_PROVISIONER_"))
+    }
     return kept | dict(extra or {})
 
 
@@ -44,17 +50,28 @@ class ServiceProcess:
     """
 
     def __init__(
-        self, module: str, settings: Mapping[str, Any] | None = None, *,
-        env: Mapping[str, str] | None = None, start_within_s: float = 30.0,
+        self,
+        module: str,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        start_within_s: float = 30.0,
     ) -> None:
         self._errors: list[str] = []
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *flags(settings or {})],
-            cwd=ROOT, env=environment(env), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL)
-        self._readers = [threading.Thread(target=self._read_out, daemon=True),
-                         threading.Thread(target=self._read_err, daemon=True)]
+            cwd=ROOT,
+            env=environment(env),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+        )
+        self._readers = [
+            threading.Thread(target=self._read_out, daemon=True),
+            threading.Thread(target=self._read_err, daemon=True),
+        ]
         for reader in self._readers:
             reader.start()
         try:
@@ -129,12 +146,22 @@ class ServiceProcess:
 
 
 def run_to_end(
-    module: str, arguments: Sequence[str], *, env: Mapping[str, str] | None = None, within_s: float = 30.0,
+    module: str,
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    within_s: float = 30.0,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a module that is expected to end by itself."""
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        cwd=ROOT, env=environment(env), text=True, capture_output=True, timeout=within_s, check=False)
+        cwd=ROOT,
+        env=environment(env),
+        text=True,
+        capture_output=True,
+        timeout=within_s,
+        check=False,
+    )
 
 
 def _plain(value: Any) -> str:

@@ -22,8 +22,12 @@ class LoopbackSettings(ServiceSettings, env_prefix="IFAB_LOOPBACK_"):
 
 @asynccontextmanager
 async def serving(
-    register: Callable[[Any, grpc.aio.Server], None], servicer: Any, full_name: str, *,
-    settings: ServiceSettings | None = None, telemetry: Telemetry | None = None,
+    register: Callable[[Any, grpc.aio.Server], None],
+    servicer: Any,
+    full_name: str,
+    *,
+    settings: ServiceSettings | None = None,
+    telemetry: Telemetry | None = None,
 ) -> AsyncIterator[Server]:
     """Runs a ready `Server` with one servicer; `server.address` says where. Calls that are left get a second to end."""
     used = telemetry or Telemetry("loopback")
