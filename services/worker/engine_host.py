@@ -125,10 +125,12 @@ class EngineHost:
         return outcomes
 
     def cancel(self, items: Sequence[Item]) -> None:
-        """Ends items; each still hears its end. Items that have ended are left alone."""
-        live = [item.request.id for item in items if item.request.id in self._items]
+        """Ends items; each still hears its end. The engine hears of each once, and of none that has ended."""
+        live = [item for item in items if item.request.id in self._items and not item.cancelled]
         if live and self.failure is None:
-            self._running().cancel(live)
+            for item in live:
+                item.cancelled = True
+            self._running().cancel([item.request.id for item in live])
 
     def stats(self) -> Stats:
         """Reads the engine's counters; the last reading once the engine is gone.

@@ -79,6 +79,8 @@ class Item:
     """When it was made, by the wall clock; only where it is traced."""
     context_done_ns: int = 0
     """When its prompt was computed, by the wall clock; only where it is traced, 0 before."""
+    cancelled: bool = False
+    """Whether the engine was told to end it."""
     samples: list[Sample] = field(default_factory=list)
     samples_left: int = 0
     prompt_tokens: int = 0

@@ -2,7 +2,8 @@
 """What one stream has to send: gathered as it comes, sent as columns when the connection takes more.
 
 Nothing here grows beyond what the broker may have outstanding: an item's cost is given back when its end leaves, so a
-broker that does not read gets no new work and holds back only itself.
+broker that does not read gets no new work and holds back only itself. Refusals cost no credit; when many of them wait,
+the stream's frames are left unread until they have gone.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 MESSAGE_BYTES = 1024 * 1024
 """A message is cut once its tokens or its ends reach this size; one larger end goes alone."""
+REFUSALS_MAX = 4096
+"""Refusals, which no credit bounds, that may wait before no more frames are read."""
 
 _NAN = np.float32(np.nan).tobytes()
 
@@ -85,6 +88,9 @@ class Outbox:
         """
         self.ready = asyncio.Event()
         """Set while there is something to send."""
+        self.room = asyncio.Event()
+        """Cleared while so many refusals wait that no more frames should be read."""
+        self.room.set()
         self._payload_form = payload_form
         self._ended = ended
         self._contexts: list[Item] = []
@@ -118,6 +124,8 @@ class Outbox:
     def refuse(self, handle: int, error: FabricError) -> None:
         """Reports an item that was never taken."""
         self._refused.append((handle, error))
+        if len(self._refused) >= REFUSALS_MAX:
+            self.room.clear()
         self.ready.set()
 
     def credit(self, credit: worker_service_pb2.Credit) -> None:
@@ -136,6 +144,7 @@ class Outbox:
         What arrives while the caller sends them is for its next call.
         """
         self.ready.clear()
+        self.room.set()
         contexts, self._contexts = self._contexts, []
         tokens, self._tokens = self._tokens, _Tokens()
         finished, self._finished = self._finished, []

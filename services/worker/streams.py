@@ -167,6 +167,7 @@ class ExecuteStream:
         """Takes frames in until the broker says no more, or says something that no broker says."""
         try:
             async for frame in frames:
+                await self._outbox.room.wait()
                 kind = frame.WhichOneof("frame")
                 if kind == "dispatch":
                     self._dispatch(frame.dispatch)
