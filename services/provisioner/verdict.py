@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ifabric.engine.v1 import contract_pb2, node_pb2
-from services.common.contract import Finding
+from services.common.contract import Finding, all_findings
 from services.common.protocol import PROTOCOL_REVISION
 from services.common.settings import split_address
 from services.provisioner.wording import ABSENT, text_of
@@ -132,13 +132,11 @@ def unanswered(address: str, error: FabricError) -> list[Finding]:
 
 
 def _contract(node: node_pb2.NodeDescription) -> Iterator[Finding]:
-    """What the reader of the document saw, then what the rules say of the rest: one finding a path."""
-    seen: set[str] = set()
-    for finding in (*(Finding(f.path, f.found, f.expected) for f in node.findings), *check(node.contract)):
-        if finding.path not in seen:
-            seen.add(finding.path)
-            path = f"contract.{finding.path}" if finding.path else "contract"
-            yield Finding(path, finding.found, finding.expected)
+    """What the worker's reading of the document saw, then what the rules say of the rest."""
+    reading = [Finding(f.path, f.found, f.expected) for f in node.findings]
+    for finding in all_findings(node.contract, reading):
+        path = f"contract.{finding.path}" if finding.path else "contract"
+        yield Finding(path, finding.found, finding.expected)
 
 
 def _card_presence(card: node_pb2.CardFacts) -> Iterator[Finding]:
