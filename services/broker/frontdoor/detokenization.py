@@ -60,34 +60,44 @@ class ByteLevelDecoder:
 class WholeTextDecoder:
     """Decoder for any other tokenizer: decodes everything so far at each call.
 
-    Exact for every decoder whose text only ever grows at its end, replacement characters aside, which is what
-    SentencePiece-like ones do. Quadratic in the length of the output, which an engine's contract bounds.
+    Exact for decoders whose text only ever grows at its end, as SentencePiece-like ones do once no token of single
+    bytes is last: a run of those is text or replacement characters as a whole, so it waits for its end. Quadratic in
+    the length of the output, which an engine's contract bounds.
+
+    Args:
+        tokenizer: The tokenizer.
+        unsettled: Ids that leave the text before them open: tokens of single bytes, and control tokens, which do not
+            end a run of them.
     """
 
-    __slots__ = ("_given", "_ids", "_tokenizer")
+    __slots__ = ("_given", "_ids", "_tokenizer", "_unsettled")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, unsettled: frozenset[int]) -> None:
         self._tokenizer = tokenizer
+        self._unsettled = unsettled
         self._ids: list[int] = []
         self._given = 0
 
     def push(self, ids: list[int]) -> str:
         """See `TextDecoder`."""
         self._ids += ids
-        return self._new(self._text().rstrip(_REPLACEMENT))
+        settled = len(self._ids)
+        while settled and self._ids[settled - 1] in self._unsettled:
+            settled -= 1
+        return self._new(self._text(self._ids[:settled]).rstrip(_REPLACEMENT))
 
     def finish(self) -> str:
         """See `TextDecoder`."""
-        return self._new(self._text())
+        return self._new(self._text(self._ids))
 
     def copy(self) -> WholeTextDecoder:
         """See `TextDecoder`."""
-        twin = WholeTextDecoder(self._tokenizer)
+        twin = WholeTextDecoder(self._tokenizer, self._unsettled)
         twin._ids, twin._given = list(self._ids), self._given
         return twin
 
-    def _text(self) -> str:
-        return str(self._tokenizer.decode(self._ids, skip_special_tokens=True))
+    def _text(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def _new(self, certain: str) -> str:
         piece = certain[self._given :]

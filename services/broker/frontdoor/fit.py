@@ -83,12 +83,17 @@ def refusal(misfits: Sequence[Misfit], violations: Sequence[Violation]) -> Fabri
         The violations that the nearest candidate has, together with the engine-independent ones; UNIMPLEMENTED where
         the nearest candidate only lacks what is asked for.
     """
-    nearest = min(misfits, key=lambda found: (found.size, -found.engine.max_sequence_tokens), default=None)
+    nearest = min(misfits, key=_distance, default=None)
     every = [*violations, *(nearest.violations if nearest else ())]
     if every or nearest is None:
         return InvalidArgumentError.of(every)
     names = ",".join(sentence.split(":")[0] for sentence in nearest.unserved)
     return UnimplementedError("; ".join(nearest.unserved), metadata={"fields": names})
+
+
+def _distance(found: Misfit) -> tuple[int, int, int]:
+    """Fewest reasons first; among equals the roomiest engine, whose limits are the ones to keep to."""
+    return found.size, -found.engine.max_input_tokens, -found.engine.max_output_tokens
 
 
 def _check_generation(

@@ -90,9 +90,9 @@ class BrokerServicer(broker_service_pb2_grpc.BrokerServiceServicer):
         self, request_iterator: AsyncIterator[broker_service_pb2.ExchangeRequest], context: Context
     ) -> AsyncIterator[broker_service_pb2.ExchangeResponse]:
         """See the proto."""
+        first = await anext(request_iterator, None)
         if self._draining:
             raise draining()
-        first = await anext(request_iterator, None)
         if first is None or not first.HasField("open"):
             raise InvalidArgumentError.of([Violation("open", "is absent; the first message of a stream carries it")])
         stream = ExchangeStream(

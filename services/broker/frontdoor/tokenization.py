@@ -49,6 +49,7 @@ class TextCodec:
         form: dict[str, Any] = json.loads(document)
         self._vocabulary = self._byte_vocabulary() if _is_byte_level(form) else None
         self._unknown_id = self._unknown(form)
+        self._unsettled = frozenset(self._control_ids() | self._byte_ids())
         self._adds_tokens = self._tokenizer.num_special_tokens_to_add(False) > 0
 
     @property
@@ -69,7 +70,7 @@ class TextCodec:
         """Returns a decoder for one sample."""
         if self._vocabulary is not None:
             return ByteLevelDecoder(self._vocabulary)
-        return WholeTextDecoder(self._tokenizer)
+        return WholeTextDecoder(self._tokenizer, self._unsettled)
 
     def decode(self, tokens: TokenArray) -> str:
         """Returns the text of a whole sample."""
@@ -93,8 +94,16 @@ class TextCodec:
 
     def _byte_vocabulary(self) -> ByteVocabulary:
         tokens = {token_id: text for text, token_id in self._tokenizer.get_vocab(with_added_tokens=True).items()}
+        return ByteVocabulary(tokens, self._control_ids())
+
+    def _control_ids(self) -> set[int]:
         added = self._tokenizer.get_added_tokens_decoder()
-        return ByteVocabulary(tokens, [token_id for token_id, token in added.items() if token.special])
+        return {token_id for token_id, token in added.items() if token.special}
+
+    def _byte_ids(self) -> set[int]:
+        """Ids of the tokens that stand for single bytes where a character has no token."""
+        ids = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(0x100))
+        return {token_id for token_id in ids if token_id is not None}
 
     def _unknown(self, form: dict[str, Any]) -> int | None:
         name = form.get("model", {}).get("unk_token")
