@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job was worth and what it cost.
+
+The bound is what a cache without limit would have to compute: distinct whole blocks once, what is left of each prompt
+behind its last whole block, and at least one token for each request. The last clause matters only for prompts that are
+whole blocks and end where another passes or ends: one of those that end there may be the one that computes its last
+block, each further one computes one token. So, with D distinct blocks of B tokens, T the sum of tails, E prompts without
+a tail and F distinct ends of those:
+
+    bound = B * D + T + (E - F)
+
+which does not depend on the order of arrival.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from ifabric.engine.v1 import generation_pb2
+    from services.broker.core.entry import Entry
+    from services.broker.core.tree import Placed
+
+Chains = npt.NDArray[np.uint64]
+
+_SETTLE_AT = 1 << 13
+
+
+class DistinctCounter:
+    """Counts distinct 64-bit chains: exactly up to a bound, by a growing sample of them beyond.
+
+    Two different chains are taken for one with probability n**2 / 2**65: below 10**-5 for 12 million. Beyond the bound
+    only chains below a threshold are kept, each standing for 2**k of them: with 4 million kept the error is about
+    0.1 %. Chains lie in sorted runs, each at least twice as long as the next, so that no single addition is slow.
+
+    Args:
+        kept_max: How many chains are kept at most, 8 bytes each.
+    """
+
+    def __init__(self, kept_max: int) -> None:
+        self._kept_max = kept_max
+        self._runs: list[Chains] = []
+        self._new: list[int] = []
+        self._shift = 0
+
+    def add(self, chains: list[int]) -> None:
+        """Counts chains in."""
+        self._new += chains
+        if len(self._new) >= _SETTLE_AT:
+            self._settle()
+
+    def count(self) -> int:
+        """How many distinct chains there were."""
+        self._settle()
+        return sum(map(len, self._runs)) << self._shift
+
+    def _settle(self) -> None:
+        new = self._sampled(np.unique(np.array(self._new, np.uint64)))
+        self._new = []
+        for run in self._runs:
+            new = new[run[np.minimum(np.searchsorted(run, new), len(run) - 1)] != new]
+        if len(new):
+            self._runs.append(new)
+        while len(self._runs) > 1 and len(self._runs[-2]) < 2 * len(self._runs[-1]):
+            merged = np.concatenate([self._runs.pop(), self._runs.pop()])
+            merged.sort(kind="stable")  # two sorted halves: one pass
+            self._runs.append(merged)
+        while sum(map(len, self._runs)) > self._kept_max:
+            self._shift += 1
+            self._runs = [run for run in map(self._sampled, self._runs) if len(run)]
+
+    def _sampled(self, chains: Chains) -> Chains:
+        return chains[chains < np.uint64(1 << (64 - self._shift))] if self._shift else chains
+
+
+@dataclass(slots=True)
+class Share:
+    """What one node did for a job."""
+
+    requests: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+
+
+@dataclass(slots=True)
+class JobAccount:
+    """The running account of one job."""
+
+    block_tokens: int
+    """Of the tree that its rows are in; 0 where nothing is shared."""
+    blocks: DistinctCounter
+    ends: DistinctCounter
+    logical_tokens: int = 0
+    computed_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    reattempts: int = 0
+    cut_tokens: int = 0
+    """Tokens of heads that were computed again at a second worker because a group was cut."""
+    waiting_s: float = 0.0
+    """Sum over requests of the time from acceptance to the first dispatch."""
+    ended: int = 0
+    shares: dict[str, Share] = field(default_factory=dict)
+    _tails: int = 0
+    _without_tail: int = 0
+
+    @classmethod
+    def open(cls, block_tokens: int, kept_max: int) -> JobAccount:
+        """Makes an empty account; `kept_max` bounds the memory of its bound, see DistinctCounter."""
+        return cls(block_tokens, DistinctCounter(kept_max), DistinctCounter(kept_max))
+
+    def accepted(self, prompt_tokens: int, placed: Placed) -> None:
+        """A row was taken in; `placed` says what of it was new to the tree."""
+        self.logical_tokens += prompt_tokens
+        self._tails += prompt_tokens % self.block_tokens if self.block_tokens else prompt_tokens
+        if placed.new_chains:
+            self.blocks.add(placed.new_chains)
+        if placed.end_chain is not None:
+            self._without_tail += 1
+            self.ends.add([placed.end_chain])
+
+    def bound_tokens(self) -> int:
+        """The lower bound on computed prompt tokens; see the module."""
+        return (
+            self.blocks.count() * self.block_tokens + self._tails + self._without_tail - self.ends.count()
+        )
+
+    def dispatched(self, entry: Entry, now: float) -> None:
+        """A row was sent to a worker."""
+        if entry.attempts == 1:
+            self.waiting_s += now - entry.arrived
+        else:
+            self.reattempts += 1
+
+    def finished(self, node_id: str, usage: generation_pb2.Usage) -> None:
+        """A row ended on a node, with what it cost over all its attempts."""
+        self.spent(usage)
+        share = self.shares.get(node_id)
+        if share is None:
+            share = self.shares[node_id] = Share()
+        share.requests += 1
+        share.computed_tokens += usage.computed_tokens
+        share.generated_tokens += usage.generated_tokens
+
+    def spent(self, usage: generation_pb2.Usage) -> None:
+        """A row ended, well or not, at this cost."""
+        self.ended += 1
+        self.computed_tokens += usage.computed_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.generated_tokens += usage.generated_tokens

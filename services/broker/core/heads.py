@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A shared head at one worker: nobody has computed it there, one request is computing it, or the worker holds it.
+
+Leader first: below a BARE head exactly one request may go, and it makes the head LEADING; its siblings wait until the
+worker says that the leader's prompt is computed, which makes the head HELD. Heads nest: a leader leads every BARE head
+on its way down, and below a head that is HELD each nested one has its own leader, level by level.
+
+If a head is HELD, every head above it is.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from services.broker.core.attempts import Attempt
+    from services.broker.core.entry import Entry
+    from services.broker.core.flow import Flow
+    from services.broker.core.tree import Node
+    from services.broker.core.workers import Worker
+
+_tickets = itertools.count()
+
+
+class HeadState(enum.IntEnum):
+    """What a worker has of a head."""
+
+    BARE = 1
+    LEADING = 2
+    HELD = 3
+
+
+class Claim(NamedTuple):
+    """One taking of a subtree by a worker. Older claims are finished first."""
+
+    number: int
+    since: float
+    """When it was made, or renewed."""
+
+
+class Head:
+    """One node at one worker that owns it."""
+
+    __slots__ = ("claim", "gone", "leader", "node", "parked", "queued", "run", "state")
+
+    def __init__(self, node: Node, run: Run, claim: Claim, state: HeadState) -> None:
+        self.node = node
+        self.run = run
+        self.claim = claim
+        self.state = state
+        self.leader: Attempt | None = None
+        """Who computes it, while LEADING."""
+        self.queued = False
+        """Whether it is in the run's ready heap."""
+        self.parked: list[Head] = []
+        """Heads below that wait for this one to be HELD."""
+        self.gone = False
+        """Whether the node or the worker went away."""
+
+    def above(self) -> Head | None:
+        """The same worker's head over this one; None at the top."""
+        parent = self.node.parent
+        return None if parent is None or parent.parent is None else parent.heads.get(self.run.worker.id)
+
+    def leading_above(self) -> Head | None:
+        """The nearest head over this one that is being computed; None where there is none."""
+        head = self.above()
+        while head is not None and head.state is not HeadState.HELD:
+            if head.state is HeadState.LEADING:
+                return head
+            head = head.above()
+        return None
+
+    def lead(self, leader: Attempt) -> None:
+        """Makes the attempt compute this head and every BARE one over it."""
+        head: Head | None = self
+        while head is not None and head.state is HeadState.BARE:
+            head.state, head.leader = HeadState.LEADING, leader
+            leader.leads.append(head)
+            head = head.above()
+
+    def settle(self, state: HeadState) -> None:
+        """Ends LEADING: HELD once the leader's prompt is computed, BARE where the leader is lost."""
+        self.state, self.leader = state, None
+        self.wake()
+        parked, self.parked = self.parked, []
+        for head in parked:
+            head.wake()
+
+    def wake(self) -> None:
+        """Puts the head up for taking from, where something below it may be taken."""
+        if not (self.queued or self.gone or self.state is HeadState.LEADING) and self.node.fresh:
+            self.queued = True
+            heapq.heappush(self.run.ready, (self.claim.number, -self.node.depth, next(_tickets), self))
+
+
+class Run:
+    """What one worker has of one flow: its heads, and which of them can be taken from."""
+
+    __slots__ = ("at", "flow", "handed", "heads", "ready", "root_turn", "searched", "worker")
+
+    def __init__(self, flow: Flow, worker: Worker) -> None:
+        self.flow = flow
+        self.worker = worker
+        self.heads: set[Head] = set()
+        self.ready: list[tuple[int, int, int, Head]] = []
+        """Heap of heads to take from: oldest claim first, deepest first."""
+        self.handed: list[tuple[Node, Entry | Node]] = []
+        """Things that another worker came across first and left to this one, which holds their start; with the node
+        that they lie under. Newest last."""
+        self.at: Node | None = None
+        """Where `Flow.next` found its answer."""
+        self.root_turn = False
+        """Whether the last thing taken was overdue at the root."""
+        self.searched = -1
+        """State of the flow in which a search for work to share found nothing."""
+
+    def top(self, now: float, overdue_s: float) -> Head | None:
+        """Returns the head to take from now; None where there is none.
+
+        A claim that has gone on for `overdue_s` is renewed and so goes behind the others.
+        """
+        ready = self.ready
+        while ready:
+            head = ready[0][3]
+            if now - head.claim.since > overdue_s:
+                self.drop_top()
+                head.claim = self.worker.next_claim(now)
+                head.wake()
+                continue
+            if not head.gone and head.state is not HeadState.LEADING:
+                blocker = head.leading_above() if head.state is HeadState.BARE else None
+                if blocker is None:
+                    return head
+                blocker.parked.append(head)
+            heapq.heappop(ready)
+            head.queued = False
+        return None
+
+    def drop_top(self) -> None:
+        """Takes the head that `top` returned out of the ready heap."""
+        heapq.heappop(self.ready)[3].queued = False
+
+    def open(self, node: Node, claim: Claim, held_tokens: int) -> Head:
+        """Makes this worker an owner of a node.
+
+        Args:
+            claim: The claim that it belongs to.
+            held_tokens: How much of the node's prefix the worker is believed to hold already.
+        """
+        state = HeadState.HELD if held_tokens >= node.depth else HeadState.BARE
+        above = node.parent.heads.get(self.worker.id) if node.parent is not None else None
+        if above is not None and above.state is not HeadState.HELD:
+            state = HeadState.BARE
+        return self.add(Head(node, self, claim, state))
+
+    def add(self, head: Head) -> Head:
+        """Takes in a head of a node, in its state."""
+        node = head.node
+        node.opened = True
+        node.heads[self.worker.id] = head
+        self.heads.add(head)
+        self.worker.plan.charge(node.edge_tokens)
+        head.wake()
+        return head
+
+    def close(self, head: Head) -> None:
+        """Forgets a head whose node, or whose worker, is gone."""
+        head.gone = True
+        self.heads.discard(head)
+        self.worker.plan.release(head.node.edge_tokens)

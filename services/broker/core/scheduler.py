@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs next and where: flows, workers, and the giving out of work.
+
+Work is given out one request at a time to whichever worker has the least of its credit outstanding, so that a short job
+spreads over all of them and a long one fills each to what it can take. Which request that is, is the flows' business;
+in what order flows are asked, that of `fair`. Credit is never exceeded; bulk work also stays within the plan of the
+worker's KV pool.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from services.broker.core import ids
+from services.broker.core.attempts import Attempt
+from services.broker.core.entry import Entry, State
+from services.broker.core.fair import FairOrder
+from services.broker.core.flow import Flow, FlowKey, FlowRules
+from services.broker.core.heads import HeadState
+from services.broker.core.holdings import Holdings
+from services.broker.core.loss import Apart, RetryBudget, Suspects
+from services.broker.core.timers import Timers
+from services.broker.core.workers import Amount
+from services.broker.work import Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from services.broker.core.heads import Run
+    from services.broker.core.settings import CoreSettings
+    from services.broker.core.tree import Placed
+    from services.broker.core.workers import EngineFacts, Worker
+
+_TRICKLE = 256
+"""With fewer waiting in a flow, every attempt reports when its prompt is computed: siblings may still come."""
+
+
+class Scheduler:
+    """Flows, workers, and who gets what.
+
+    Args:
+        settings: Figures to work by.
+        timers: Where limits on waiting are kept.
+        engines: Facts of every engine heard of, by digest; the caller keeps it up to date.
+        too_large: Told of an entry whose cost exceeds the whole credit of every worker that may run it.
+    """
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        timers: Timers,
+        engines: Mapping[str, EngineFacts],
+        too_large: Callable[[Entry, Amount], None],
+    ) -> None:
+        self._settings = settings
+        self._timers = timers
+        self._engines = engines
+        self._too_large = too_large
+        self._rules = FlowRules(
+            settings.ageing_s, settings.overdue_s, settings.decode_weight, settings.join_factor
+        )
+        self._lanes = {
+            lane: FairOrder(settings.tenant_weights, settings.ageing_s) for lane in (Lane.INTERACTIVE, Lane.BULK)
+        }
+        self._budget = RetryBudget(settings.retry_share, settings.retry_burst)
+        self._interactive_at = float("-inf")
+        self.flows: dict[FlowKey, Flow] = {}
+        self.workers: dict[str, Worker] = {}
+        self.holdings = Holdings(settings.holdings_bytes_max)
+        self.suspects = Suspects(settings)
+
+    # -- workers and flows -----------------------------------------------------------------------------------------
+
+    def add_worker(self, worker: Worker) -> None:
+        """Lets a worker take part in every flow that its engine may serve."""
+        self.workers[worker.id] = worker
+        for flow in self.flows.values():
+            if worker.facts.digest in flow.key.digests:
+                flow.add_worker(worker)
+
+    def retire_worker(self, worker: Worker) -> None:
+        """Gives a worker nothing more; what it has goes on."""
+        worker.serving = False
+        for flow in self.flows.values():
+            flow.remove_worker(worker.id)
+        self.holdings.forget(worker)
+
+    def remove_worker(self, worker: Worker) -> None:
+        """Forgets a worker. Its attempts are the caller's to settle before."""
+        self.retire_worker(worker)
+        if self.workers.get(worker.id) is worker:
+            del self.workers[worker.id]
+
+    def flow(self, key: FlowKey) -> Flow:
+        """Returns the flow of a key; makes it where there is none."""
+        flow = self.flows.get(key)
+        if flow is None:
+            flow = self.flows[key] = self._make_flow(key)
+        return flow
+
+    def release(self, flow: Flow) -> None:
+        """Forgets a flow in which nothing is left."""
+        self._lanes[flow.key.lane].sleep(flow)
+        self.flows.pop(flow.key, None)
+
+    # -- entries ---------------------------------------------------------------------------------------------------
+
+    def admit(self, entry: Entry, raw: bytes, *, now: float, chains: bool) -> Placed:
+        """Takes an entry in; `raw` is its prompt, int32 bytes."""
+        flow = entry.flow
+        key = flow.key
+        if self.holdings.bytes:
+            hints = self.holdings.find(key.digests, key.salt, raw, self._blocks(key.digests))
+            entry.hint = max(hints, key=lambda hint: hint.tokens, default=None)
+        if not flow.waiting:
+            linger = self._settings.bulk_linger_s
+            if flow.interactive:
+                linger = self._settings.interactive_linger_s
+                linger *= now - self._interactive_at <= linger
+            flow.ready_at = now + linger
+            if linger:
+                self._timers.at(flow.ready_at, _nothing)
+        if flow.interactive:
+            self._interactive_at = now
+        placed = flow.add(entry, raw, now=now, chains=chains)
+        self._lanes[key.lane].wake(flow, now)
+        return placed
+
+    def readmit(self, entry: Entry, now: float) -> None:
+        """Lets an entry that was set apart wait among the others again."""
+        raw = entry.flow.prompt(entry)
+        entry.state = State.WAITING
+        self.admit(entry, raw, now=now, chains=False)
+
+    def id_bytes(self) -> int:
+        """Bytes of ids of everything in flight."""
+        return sum(flow.tree.bytes for flow in self.flows.values())
+
+    def withdraw(self, entry: Entry) -> None:
+        """Takes out an entry whose request has ended."""
+        flow = entry.flow
+        flow.end(entry)
+        if not flow.waiting:
+            self._lanes[flow.key.lane].sleep(flow)
+
+    def set_apart(self, entries: list[Entry], now: float) -> None:
+        """Lets suspects of one loss wait to run apart."""
+        for entry in entries:
+            entry.flow.set_apart(entry)
+        self.suspects.add(entries, now)
+        if self.suspects.next_at is not None:
+            self._timers.at(self.suspects.next_at, _nothing)
+
+    def computed(self, attempt: Attempt, cached_tokens: int) -> None:
+        """A worker has computed an attempt's prompt, and had so much of it in its cache."""
+        if attempt.context_done:
+            return
+        attempt.context_done = True
+        entry, worker = attempt.entry, attempt.worker
+        entry.flow.settle(attempt, HeadState.HELD)
+        block = worker.facts.block_tokens
+        if not block or not attempt.head_tokens:
+            return
+        expected = min(attempt.head_tokens, entry.prompt_tokens - 1) // block * block
+        if cached_tokens >= expected:
+            worker.plan.hit()
+        elif entry.node is not None:
+            worker.plan.missed()
+            raw = entry.flow.prompt(entry)
+            self.holdings.lost(worker, entry.flow.key.salt, raw, cached_tokens)
+            entry.flow.missed(entry, worker, cached_tokens)
+
+    def close(self, attempt: Attempt) -> None:
+        """An attempt has ended, however; before its entry is withdrawn, set apart or admitted again."""
+        worker, flow = attempt.worker, attempt.entry.flow
+        del worker.outstanding[attempt.handle]
+        worker.ledger.give_back(attempt.cost)
+        worker.plan.release(attempt.planned)
+        worker.has_room()
+        attempt.entry.attempt = None
+        if attempt.leads:
+            flow.settle(attempt, HeadState.BARE)
+        if attempt.apart:
+            apart = worker.apart
+            assert apart is not None  # noqa: S101 -- it stays until its last entry has ended
+            apart.running -= 1
+            if not apart.running and not apart.waiting:
+                worker.apart = None
+
+    # -- giving out ------------------------------------------------------------------------------------------------
+
+    def give_out(self, now: float) -> list[Attempt]:
+        """Gives out what can go now; the attempts are to be sent in this order."""
+        self._start_cohorts(now)
+        given: list[Attempt] = []
+        heap = [(worker.ledger.fill(), at, worker) for at, worker in enumerate(self.workers.values())]
+        tickets = len(heap)
+        heapq.heapify(heap)
+        turns = self._turns(now)
+        while heap:
+            _, _, worker = heapq.heappop(heap)
+            attempt = self._next(worker, turns, now)
+            if attempt is not None:
+                given.append(attempt)
+                heapq.heappush(heap, (worker.ledger.fill(), tickets, worker))
+                tickets += 1
+                if len(turns) > 1 and len(given) % self._settings.quantum == 0:
+                    turns = self._turns(now)
+            if not heap:
+                for other in self.workers.values():
+                    if other.nudged:
+                        other.nudged = False
+                        heapq.heappush(heap, (other.ledger.fill(), tickets, other))
+                        tickets += 1
+        return given
+
+    def _turns(self, now: float) -> list[Flow]:
+        return self._lanes[Lane.INTERACTIVE].order(now) + self._lanes[Lane.BULK].order(now)
+
+    def _next(self, worker: Worker, turns: list[Flow], now: float) -> Attempt | None:
+        if not worker.serving or worker.full:
+            return None
+        if worker.apart is not None:
+            return self._next_apart(worker, worker.apart, now)
+        for flow in turns:
+            if worker.full_for_bulk and not flow.interactive:
+                return None
+            run = flow.runs.get(worker.id)
+            if run is None:
+                continue
+            while (entry := flow.next(run, now)) is not None:
+                cost = _cost(entry)
+                if self._fits(worker, flow, entry, cost, now):
+                    return self._dispatch(worker, flow, run, entry, cost, now)
+                if worker.ledger.could_fit(cost) or not worker.ledger.limit.sequences:
+                    worker.full_for_bulk = True
+                    worker.full = flow.interactive
+                    break
+                self._pass_on(flow, run, entry, cost)
+            if worker.full:
+                return None
+        return None
+
+    def _fits(self, worker: Worker, flow: Flow, entry: Entry, cost: Amount, now: float) -> bool:
+        if flow.interactive:
+            return worker.ledger.fits(cost)
+        if not worker.outstanding:
+            return worker.ledger.fits(cost)  # whatever is kept back or planned, an idle worker gets work
+        lately = now - self._interactive_at <= self._settings.interactive_lately_s
+        if not worker.ledger.fits(cost, self._settings.interactive_reserve if lately else 0.0):
+            return False
+        return worker.plan.used + _private(worker, entry) <= worker.plan.limit
+
+    def _dispatch(
+        self, worker: Worker, flow: Flow, run: Run, entry: Entry, cost: Amount, now: float
+    ) -> Attempt:
+        attempt = self._attempt(worker, entry, cost)
+        attempt.head_tokens = flow.held_tokens(entry, worker)
+        flow.take(run, entry, attempt)
+        attempt.reports_context = bool(worker.facts.block_tokens) and (
+            bool(attempt.leads) or flow.waiting < _TRICKLE
+        )
+        if attempt.leads:
+            self._timers.at(now + self._settings.lead_limit_s, lambda: self._lead_limit(attempt))
+        lane = self._lanes[flow.key.lane]
+        lane.charge(flow, entry.tail_tokens + entry.decode, now)
+        if not flow.waiting:
+            lane.sleep(flow)
+        return attempt
+
+    def _next_apart(self, worker: Worker, apart: Apart, now: float) -> Attempt | None:
+        if len(worker.outstanding) > apart.running:
+            return None  # innocent work ends first
+        while apart.waiting:
+            entry = apart.waiting[0]
+            if entry.state is not State.APART:
+                apart.waiting.popleft()
+                continue
+            cost = _cost(entry)
+            if not worker.ledger.fits(cost):
+                worker.full = True
+                return None
+            if not self._budget.spend(now):
+                self._timers.at(now + 0.1, worker.has_room)
+                return None
+            apart.waiting.popleft()
+            apart.running += 1
+            attempt = self._attempt(worker, entry, cost)
+            attempt.apart = True
+            entry.state = State.DISPATCHED
+            return attempt
+        if not apart.running:
+            worker.apart = None
+            worker.nudged = True
+        return None
+
+    def _attempt(self, worker: Worker, entry: Entry, cost: Amount) -> Attempt:
+        entry.attempts += 1
+        if entry.attempts == 1:
+            self._budget.earn()
+        attempt = Attempt(entry, worker, cost)
+        attempt.planned = _private(worker, entry)
+        worker.plan.charge(attempt.planned)
+        worker.ledger.take(cost)
+        worker.outstanding[attempt.handle] = attempt
+        entry.attempt = attempt
+        return attempt
+
+    def _start_cohorts(self, now: float) -> None:
+        for cohort in self.suspects.due(now):
+            able = [w for w in self.workers.values() if w.serving and w.facts.digest in cohort.digests]
+            free = [worker for worker in able if worker.apart is None]
+            if len(able) - len(free) >= max(1, len(able) // 2) or not free:
+                continue
+            worker = min(free, key=lambda worker: len(worker.outstanding))
+            self.suspects.take(cohort)
+            worker.apart = Apart(cohort.entries)
+
+    def _pass_on(self, flow: Flow, run: Run, entry: Entry, cost: Amount) -> None:
+        """This worker could never take the entry: another one does, or nobody can."""
+        for other in flow.runs.values():
+            if other is not run and other.worker.ledger.could_fit(cost):
+                flow.hand_on(run, entry, other)
+                return
+        self._too_large(entry, cost)
+
+    def _lead_limit(self, attempt: Attempt) -> None:
+        """Siblings have waited for their leader long enough."""
+        if attempt.leads and not attempt.context_done:
+            attempt.entry.flow.settle(attempt, HeadState.HELD)
+
+    def _make_flow(self, key: FlowKey) -> Flow:
+        engines = [self._engines[digest] for digest in key.digests]
+        blocks = [engine.block_tokens for engine in engines if engine.block_tokens]
+        flow = Flow(
+            key,
+            # The finest blocks of all: whatever engine runs it, no shared block is overlooked.
+            block_tokens=min(blocks, default=0),
+            planes=max(ids.planes_for(engine.vocab_size) for engine in engines),
+            rules=self._rules,
+            find=lambda raw: self.holdings.find(key.digests, key.salt, raw, self._blocks(key.digests)),
+            held=lambda worker, raw: self.holdings.note(worker, key.salt, raw),
+        )
+        for worker in self.workers.values():
+            if worker.serving and worker.facts.digest in key.digests:
+                flow.add_worker(worker)
+        return flow
+
+    def _blocks(self, digests: frozenset[str]) -> dict[str, int]:
+        return {digest: self._engines[digest].block_tokens for digest in digests}
+
+
+def _cost(entry: Entry) -> Amount:
+    work = entry.work
+    return Amount(entry.prompt_tokens + work.samples * work.max_tokens, work.samples, work.payload_bytes)
+
+
+def _private(worker: Worker, entry: Entry) -> int:
+    work = entry.work
+    return worker.private_tokens(entry.tail_tokens + work.samples * work.max_tokens)
+
+
+def _nothing() -> None:
+    """A timer whose only effect is that work is given out again."""

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Things to do at a time, on the core's clock; the caller says what time it is."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Timers:
+    """A heap of callbacks."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._tickets = itertools.count()
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        """Calls back once it is `when` or later. There is no cancelling: the callback looks whether it still matters."""
+        heapq.heappush(self._heap, (when, next(self._tickets), call))
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next one is due; None where there is none."""
+        return self._heap[0][0] if self._heap else None
+
+    def run(self, now: float) -> None:
+        """Calls whatever is due."""
+        while self._heap and self._heap[0][0] <= now:
+            heapq.heappop(self._heap)[2]()

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the core knows of one worker: limits from its contract, its credit, and what its KV pool is believed to hold.
+
+Nothing here asks what kind of engine it is: limits and capabilities only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from services.broker.core.heads import Claim
+
+if TYPE_CHECKING:
+    from ifabric.engine.v1 import contract_pb2
+    from services.broker.core.attempts import Attempt
+    from services.broker.core.loss import Apart
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What scheduling needs of an engine's contract."""
+
+    digest: str
+    vocab_size: int
+    block_tokens: int
+    """Tokens of one KV block; 0 without a cache, and then nothing is shared."""
+    slots: int
+    step_token_budget: int
+    longest_step_s: float
+
+    @classmethod
+    def of(cls, digest: str, contract: contract_pb2.EngineContract) -> EngineFacts:
+        """Reads them from a complete contract."""
+        limits = contract.limits
+        return cls(
+            digest=digest,
+            vocab_size=contract.model.vocab_size,
+            block_tokens=limits.kv_block_tokens.value,
+            slots=limits.slots,
+            step_token_budget=limits.step_token_budget,
+            longest_step_s=limits.longest_step_ms / 1000,
+        )
+
+
+class Amount(NamedTuple):
+    """Work, in the three measures of credit."""
+
+    tokens: int
+    """Prompt tokens and the most that may be generated, over all samples."""
+    sequences: int
+    payload_bytes: int
+
+
+class Ledger:
+    """Credit: what may be outstanding at a worker, as it said last, and what is."""
+
+    __slots__ = ("limit", "payload_bytes", "sequences", "tokens")
+
+    def __init__(self, limit: Amount) -> None:
+        self.tokens = self.sequences = self.payload_bytes = 0
+        self.limit = limit
+        """The newest grant. It may fall below what is outstanding: then nothing goes until enough has ended."""
+
+    def fits(self, cost: Amount, kept_back: float = 0.0) -> bool:
+        """Whether the cost may be taken, with a share of tokens and sequences left over for others."""
+        limit, share = self.limit, 1.0 - kept_back
+        return (
+            self.tokens + cost.tokens <= limit.tokens * share
+            and self.sequences + cost.sequences <= limit.sequences * share
+            and self.payload_bytes + cost.payload_bytes <= limit.payload_bytes
+        )
+
+    def could_fit(self, cost: Amount) -> bool:
+        """Whether the cost could be taken if nothing were outstanding."""
+        limit = self.limit
+        return (
+            cost.tokens <= limit.tokens
+            and cost.sequences <= limit.sequences
+            and cost.payload_bytes <= limit.payload_bytes
+        )
+
+    def take(self, cost: Amount) -> None:
+        """Counts as outstanding."""
+        self.tokens += cost.tokens
+        self.sequences += cost.sequences
+        self.payload_bytes += cost.payload_bytes
+
+    def give_back(self, cost: Amount) -> None:
+        """Counts as ended."""
+        self.tokens -= cost.tokens
+        self.sequences -= cost.sequences
+        self.payload_bytes -= cost.payload_bytes
+
+    def fill(self) -> float:
+        """Share of the credit that is outstanding: the larger of tokens and sequences; 1 where nothing is granted."""
+        if not self.limit.tokens or not self.limit.sequences:
+            return 1.0
+        return max(self.tokens / self.limit.tokens, self.sequences / self.limit.sequences)
+
+
+class PoolPlan:
+    """What the work at a worker will take of its KV pool, shared heads counted once.
+
+    Credit counts prompts whole; the pool does not. Work is sent only while the plan leaves room, so that the engine
+    can admit what it is sent soon, in the order in which it is sent, and a group's head is not evicted by the leaders
+    of groups whose turn has not come. When the engine computes what it was believed to hold, the plan was too bold: it
+    shrinks at once and recovers slowly.
+    """
+
+    __slots__ = ("_boldness", "_pool_tokens", "used")
+
+    _AHEAD = 1.15
+    _LEAST = 0.3
+
+    def __init__(self, pool_tokens: int) -> None:
+        """`pool_tokens` is 0 where the engine has no pool: then the plan never says no."""
+        self._pool_tokens = pool_tokens
+        self._boldness = self._AHEAD
+        self.used = 0
+
+    @property
+    def limit(self) -> float:
+        """Tokens that the plan may reach; infinite without a pool."""
+        return self._pool_tokens * self._boldness if self._pool_tokens else float("inf")
+
+    def charge(self, tokens: int) -> None:
+        """Counts tokens in."""
+        self.used += tokens
+
+    def release(self, tokens: int) -> None:
+        """Counts tokens out."""
+        self.used -= tokens
+
+    def missed(self) -> None:
+        """A head that was counted on had been evicted."""
+        self._boldness = max(self._LEAST, self._boldness * 0.98)
+
+    def hit(self) -> None:
+        """A head that was counted on was there."""
+        self._boldness = min(self._AHEAD, self._boldness * 1.0005)
+
+
+class Worker:
+    """One worker, from the moment its stream is up until it ends."""
+
+    __slots__ = (
+        "apart", "claims", "clock", "facts", "full", "full_for_bulk", "heard", "id", "incarnation", "ledger", "nudged",
+        "outstanding", "plan", "pool_tokens", "progress_tick", "progressed", "serving",
+    )
+
+    def __init__(
+        self, worker_id: str, facts: EngineFacts, *, incarnation: str, pool_tokens: int, credit: Amount, now: float
+    ) -> None:
+        self.id = worker_id
+        self.incarnation = incarnation
+        self.facts = facts
+        self.ledger = Ledger(credit)
+        self.plan = PoolPlan(pool_tokens)
+        self.pool_tokens = pool_tokens
+        """Tokens that its KV pool holds; 0 without a cache."""
+        self.outstanding: dict[int, Attempt] = {}
+        """Attempts that have not ended, by handle."""
+        self.serving = True
+        """Whether it takes new work."""
+        self.apart: Apart | None = None
+        """Suspects that run here, apart from innocent work; None while there are none."""
+        self.full = self.full_for_bulk = False
+        """Whether the last thing offered did not fit; until something ends or credit changes."""
+        self.nudged = False
+        """Whether something was handed to it while work was given out."""
+        self.claims = 0
+        """Claims made so far."""
+        self.clock = 0
+        """Tokens that its pool took in so far, as far as told: the measure of age for what it holds."""
+        self.heard = now
+        """When its last message came."""
+        self.progress_tick = -1
+        self.progressed = now
+        """When its engine last told of progress, or had nothing to do."""
+
+    def takes(self, *, interactive: bool) -> bool:
+        """Whether it would take work of a lane now, as far as is known."""
+        full = self.full if interactive else self.full_for_bulk
+        return self.serving and self.apart is None and not full
+
+    def has_room(self) -> None:
+        """Something ended, or credit changed: it may be offered work again."""
+        self.full = self.full_for_bulk = False
+
+    def next_claim(self, now: float) -> Claim:
+        """Makes a claim."""
+        self.claims += 1
+        return Claim(self.claims, now)
+
+    def private_tokens(self, tokens: int) -> int:
+        """What so many tokens of one request's own take of the pool: whole blocks."""
+        block = self.facts.block_tokens
+        return -(-tokens // block) * block if block else 0
