@@ -33,7 +33,10 @@ def text_of(value: Any, field: Any = None) -> str:
         return ABSENT
     inner = getattr(value, field.name)
     if field.is_repeated:
-        return _cut("[" + ", ".join(_element(item, field) for item in inner) + "]")
+        items = [_element(item, field) for item in inner]
+        if field.enum_type is not None:
+            items.sort()  # a list of words is a set: its order says nothing
+        return _cut(f"[{', '.join(items)}]")
     return _cut(_element(inner, field))
 
 
