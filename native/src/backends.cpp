@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The table of backends: the one place that names them.
+#include "backend.h"
+
+namespace ifab {
+
+extern const BackendEntry simulated_backend;
+#if IFAB_WITH_LLAMA
+extern const BackendEntry llama_backend;
+#endif
+
+std::span<const BackendEntry> backends() {
+  static const BackendEntry table[] = {
+      simulated_backend,
+#if IFAB_WITH_LLAMA
+      llama_backend,
+#endif
+  };
+  return table;
+}
+
+}  // namespace ifab
