@@ -8,7 +8,6 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 bin := .venv/bin
 engine := build/engines/smollm2-135m
-jobs := $(shell nproc)
 native_sources = $(shell git ls-files 'native/*.h' 'native/*.c' 'native/*.cpp')
 python_sources := services engines benchmarks tests examples
 
@@ -23,8 +22,7 @@ proto: setup ## Generate Python code, stubs and the protoset of protos/ into bui
 
 build: setup ## Build libllama (once, some minutes) and the native library.
 	@scripts/libllama
-	@cmake --preset dev -S native >build/configure.log || { cat build/configure.log; exit 1; }
-	@cmake --build build/native --parallel $(jobs)
+	@scripts/native build
 
 engine: build ## Make the engine directory of the small CPU model, once.
 	@scripts/engine $(engine)
@@ -38,8 +36,7 @@ up: engine ## Keep the three services up and print grpcurl lines.
 test: test-native test-python ## Run the tests of every part, native and Python.
 
 test-native: build ## Run the native tests, plain and under the address and undefined-behaviour sanitizers.
-	@scripts/bootstrap tests
-	@scripts/test-native $(jobs)
+	@scripts/native test dev asan
 
 test-python: engine ## Run the Python tests, end-to-end ones included.
 	@scripts/bootstrap tests
