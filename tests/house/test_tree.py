@@ -106,3 +106,16 @@ def test_every_verb_says_what_it_does() -> None:
     targets = set(re.findall(r"(?m)^([a-z%-]+):", makefile))
     described = set(re.findall(r"(?m)^([a-z%-]+):.*## .+", makefile))
     assert targets == described
+
+
+def test_files_that_documents_name_exist() -> None:
+    named_paths = {
+        (document.name, path)
+        for document in FILES
+        if document.suffix == ".md"
+        for path in re.findall(
+            r"`((?:services|native|engines|protos|benchmarks|scripts|tests|docs|examples)/[^`\s*<]*)`", text(document)
+        )
+    }
+    assert len(named_paths) > 30
+    assert sorted(each for each in named_paths if not (ROOT / each[1]).exists()) == []
