@@ -12,7 +12,6 @@ from services.common.errors import (
     FabricError,
     FailedPreconditionError,
     InvalidArgumentError,
-    UnavailableError,
     Violation,
 )
 from services.common.telemetry import names
@@ -63,9 +62,9 @@ class Intake:
         Raises:
             InvalidArgumentError: Fields are absent, unknown or out of range; carries every violation.
             FailedPreconditionError: The description disagrees with the card, the report or the probe; carries every
-                violation. Or a later process of the node has registered.
+                violation. Or a later process of the node has registered, or the node was withdrawn or registered anew
+                while it was probed.
             ResourceExhaustedError: There are too many nodes.
-            UnavailableError: The node was withdrawn, or registered anew, while it was probed.
         """
         try:
             node = await self._judged(description, report)
@@ -103,8 +102,9 @@ class Intake:
             probe.add_done_callback(lambda _: self._probes.pop(node.version, None))
         judged = await asyncio.shield(probe)
         if judged is None:
-            raise UnavailableError(
-                f"node {node.node_id} was withdrawn or registered anew while it was probed; register again")
+            raise FailedPreconditionError(
+                f"node {node.node_id} was withdrawn or registered anew while it was probed",
+                reason=reasons.NODE_OVERTAKEN, metadata={"node_id": node.node_id})
         if judged.violations:
             raise _refusal(judged.node_id, judged.violations, malformed=False)
         return judged
@@ -148,7 +148,9 @@ class Intake:
 
 
 _EVENTS = {ACCEPTED: "node.accepted", LOADED: "node.loaded"}
-_OUTCOMES = {reasons.NODE_SUPERSEDED: "superseded", reasons.NODES_FULL: "full", reasons.UNAVAILABLE: "overtaken"}
+_OUTCOMES = {
+    reasons.NODE_SUPERSEDED: "superseded", reasons.NODE_OVERTAKEN: "overtaken", reasons.NODES_FULL: "full",
+}
 
 
 def _refusal(node_id: str, findings: Sequence[Finding], *, malformed: bool) -> FabricError:

@@ -164,7 +164,9 @@ class Registry:
         if node is None or node.version != judged.version:
             return None
         if node.state == LOADED:
-            node = replace(node, state=REFUSED if violations else ACCEPTED, violations=violations)
+            node = replace(
+                node, state=REFUSED if violations else ACCEPTED, violations=violations,
+                expires_at=self._clock.monotonic() + self._lease_s)
             self._put(node)
         return node
 
@@ -204,6 +206,7 @@ class Registry:
     def sweep(self) -> list[Node]:
         """Ends the leases that are over and returns their nodes. Called several times a lease.
 
+        A node in LOADED waits for the provisioner's own probe, which has a limit: its lease does not end meanwhile.
         A provisioner that did not run for a while (a suspended machine, a stopped process) has heartbeats waiting that
         it has not read: the time of its own silence counts against nobody.
         """
@@ -215,8 +218,11 @@ class Registry:
                 self._nodes[node.node_id] = replace(node, expires_at=node.expires_at + silence)
         over = [node for node in self._nodes.values() if node.expires_at <= now]
         for node in over:
-            self._end(node, End.EXPIRED)
-        return over
+            if node.state == LOADED:
+                self._nodes[node.node_id] = replace(node, expires_at=now + self._lease_s)
+            else:
+                self._end(node, End.EXPIRED)
+        return [node for node in over if node.state != LOADED]
 
     def _put(self, node: Node) -> None:
         self._nodes[node.node_id] = node

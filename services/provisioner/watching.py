@@ -19,7 +19,7 @@ from services.common import reasons
 from services.common.errors import ResourceExhaustedError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
     from services.provisioner.registry import Node
 
@@ -108,7 +108,7 @@ class Watchers:
         for backlog in self._backlogs:
             backlog.put(node_id, node)
 
-    async def watch(self) -> AsyncIterator[News]:
+    async def watch(self) -> AsyncGenerator[News, None]:
         """Yields a snapshot and then every change, without end.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from ifabric.engine.v1 import contract_pb2, node_pb2
+from ifabric.engine.v1 import contract_pb2, generation_pb2, node_pb2
 from ifabric.worker.v1 import worker_service_pb2
 from services.common.contract import from_document
 from services.common.protocol import PROTOCOL_REVISION
@@ -50,5 +50,6 @@ def answer(node: node_pb2.NodeDescription) -> worker_service_pb2.ProbeResponse:
     width = 2 if payload.value.dtype == contract_pb2.PAYLOAD_DTYPE_FLOAT16 else 4
     return worker_service_pb2.ProbeResponse(
         report=report(node), payload=payload, elapsed_ms=40,
-        usage={"prompt_tokens": 4, "cached_tokens": 0, "computed_tokens": 4, "generated_tokens": 1 if generates else 0},
+        usage=generation_pb2.Usage(
+            prompt_tokens=4, cached_tokens=0, computed_tokens=4, generated_tokens=1 if generates else 0),
         payload_bytes=math.prod(payload.value.shape) * width if payload.HasField("value") else 0)

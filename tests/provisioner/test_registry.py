@@ -170,6 +170,19 @@ def test_the_provisioners_own_silence_ends_no_lease(heard: Heard) -> None:
     assert heard.ends == [("i-1", End.EXPIRED)]
 
 
+def test_a_lease_does_not_end_while_the_node_waits_for_its_probe(heard: Heard) -> None:
+    node = made.description()
+    loaded = heard.registry.register(node, made.report(node), ())
+    heard.tick(5 * LEASE_S)
+    accepted = heard.registry.conclude(loaded, ())
+    assert accepted is not None
+    assert accepted.state == ACCEPTED
+    heard.tick(LEASE_S - 0.25)
+    assert heard.ends == []
+    heard.tick(0.25)
+    assert heard.ends == [("i-1", End.EXPIRED)]
+
+
 def test_nodes_are_in_order_and_chosen_by_state(heard: Heard) -> None:
     for name in ("b", "a", "c"):
         heard.registry.register(made.description(name), None, FINDINGS if name == "a" else ())
@@ -188,7 +201,7 @@ class RegistryMachine(RuleBasedStateMachine):
     processes = st.sampled_from(["i-1", "i-2", "i-3"])
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # hypothesis leaves it bare
         self.heard = Heard(nodes_max=2)
         self.holder: dict[str, str] = {}
         self.expires: dict[str, float] = {}
@@ -232,6 +245,7 @@ class RegistryMachine(RuleBasedStateMachine):
         elif before.state == LOADED:
             assert after is not None
             assert after.state == (REFUSED if broken else ACCEPTED)
+            self.expires[judged.node_id] = self.heard.clock.now + LEASE_S
 
     @rule(name=names, process=processes, draining=st.booleans())
     def heartbeat(self, name: str, process: str, draining: bool) -> None:
@@ -255,10 +269,14 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @rule(quarters=st.integers(1, 8))
     def wait(self, quarters: int) -> None:
-        self.heard.tick(quarters * 0.25)
-        for name, expires in list(self.expires.items()):
-            if expires <= self.heard.clock.now:
-                self._gone(name)
+        probed = {node.node_id for node in self.heard.registry.nodes([LOADED])}
+        for _ in range(quarters):
+            self.heard.tick(0.25)
+            for name, expires in list(self.expires.items()):
+                if expires <= self.heard.clock.now and name in probed:
+                    self.expires[name] = self.heard.clock.now + LEASE_S
+                elif expires <= self.heard.clock.now:
+                    self._gone(name)
 
     def _gone(self, name: str) -> None:
         for kept in (self.holder, self.expires, self.over):

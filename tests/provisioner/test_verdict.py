@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ifabric.engine.v1 import contract_pb2, node_pb2
-from ifabric.worker.v1 import worker_service_pb2
 from services.common.contract import Finding
 from services.common.errors import DeadlineExceededError
 from services.provisioner import verdict
@@ -16,6 +15,8 @@ from tests.provisioner import made
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ifabric.worker.v1 import worker_service_pb2
 
 def paths(findings: list[Finding]) -> list[str]:
     return [finding.path for finding in findings]
@@ -115,7 +116,8 @@ def test_a_card_that_falls_short_disagrees(
 
 
 @pytest.mark.parametrize(("change", "path", "found", "expected"), [
-    (lambda r: setattr(r, "engine_digest", "f" * 64), "engine_digest", "f" * 64, f"{made.DIGEST}, as engine_digest says"),
+    (lambda r: setattr(r, "engine_digest", "f" * 64), "engine_digest", "f" * 64,
+     f"{made.DIGEST}, as engine_digest says"),
     (lambda r: setattr(r, "vocab_size", 1), "vocab_size", "1", "49152, as contract.model.vocab_size says"),
     (lambda r: setattr(r, "hidden_size", 1), "hidden_size", "1", "576, as contract.model.hidden_size says"),
     (lambda r: setattr(r, "layers", 1), "layers", "1", "30, as contract.model.layers says"),

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A provisioner in the test's event loop, on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from services.common.process import Process
+from services.common.telemetry import Telemetry
+from services.provisioner.main import serve
+from services.provisioner.settings import ProvisionerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class Running(Process):
+    """The process around a provisioner, which tells its address to the test instead of the world."""
+
+    def __init__(self) -> None:
+        self.telemetry = Telemetry("provisioner")
+        self.metrics = self.telemetry.serve_metrics("127.0.0.1:0")
+        super().__init__("provisioner", self.telemetry, self.metrics)
+        self.listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.address = ""
+
+    def announce(self, address: str) -> None:
+        self.listening.set_result(address)
+
+
+@asynccontextmanager
+async def running_provisioner(**settings: Any) -> AsyncIterator[Running]:
+    """Runs a provisioner with quick heartbeats until the block is left."""
+    told = {"heartbeat_interval_ms": 200, "drain_grace_s": 5.0, **settings}
+    process = Running()
+    served = asyncio.create_task(serve(ProvisionerSettings(**told), process))
+    served.add_done_callback(lambda ended: process.listening.done() or process.listening.cancel())
+    try:
+        process.address = await process.listening
+        yield process
+    finally:
+        process.stop.request("the test is over")
+        await served
+        await process.tasks.close()
+        process.telemetry.close()
+
+
+@pytest.fixture
+async def provisioner() -> AsyncIterator[Running]:
+    async with running_provisioner() as running:
+        yield running
