@@ -36,10 +36,10 @@ class ProbeServicer(worker_service_pb2_grpc.WorkerServiceServicer):
     async def Describe(self, request: Any, context: Any) -> Any:
         raise UnimplementedError("this worker is only probed")
 
-    async def Execute(self, request_iterator: Any, context: Any) -> Any:
+    def Execute(self, request_iterator: Any, context: Any) -> Any:
         raise UnimplementedError("this worker is only probed")
 
-    async def FetchFile(self, request: Any, context: Any) -> Any:
+    def FetchFile(self, request: Any, context: Any) -> Any:
         raise UnimplementedError("this worker is only probed")
 
     async def Probe(

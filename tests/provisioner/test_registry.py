@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -14,6 +16,9 @@ from services.common.contract import Finding
 from services.common.errors import FailedPreconditionError, NotFoundError, ResourceExhaustedError
 from services.provisioner.registry import ACCEPTED, DRAINING, LOADED, MAY_LOAD, REFUSED, End, Node, Registry
 from tests.provisioner import made
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LEASE_S = 3.0
 FINDINGS = (Finding("contract.limits.step_token_budget", "absent", "integer"),)
@@ -122,10 +127,11 @@ def test_a_restarted_worker_takes_its_node_over_and_its_predecessor_is_over(hear
     taken = registry.register(new, None, ())
     assert (taken.state, taken.stats) == (MAY_LOAD, None)
     assert heard.ends == [("i-1", End.SUPERSEDED)]
-    for attempt in (
+    attempts: list[Callable[[], Node]] = [
         lambda: registry.heartbeat("node-1", "i-1", None, draining=False),
         lambda: registry.register(old, None, ()),
-    ):
+    ]
+    for attempt in attempts:
         with pytest.raises(FailedPreconditionError) as caught:
             attempt()
         assert caught.value.reason == reasons.NODE_SUPERSEDED
@@ -201,7 +207,7 @@ class RegistryMachine(RuleBasedStateMachine):
     processes = st.sampled_from(["i-1", "i-2", "i-3"])
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # hypothesis leaves it bare
+        super().__init__()
         self.heard = Heard(nodes_max=2)
         self.holder: dict[str, str] = {}
         self.expires: dict[str, float] = {}
