@@ -38,6 +38,7 @@ class House:
     digest: str
     server: Server
     servicer: BrokerServicer
+    telemetry: Telemetry
     stub: broker_service_pb2_grpc.BrokerServiceAsyncStub
     connect: Callable[[], grpc.aio.Channel]
 
@@ -76,7 +77,14 @@ async def house(
     await server.ready()
     try:
         yield House(
-            core, catalog, digest, server, servicer, broker_service_pb2_grpc.BrokerServiceStub(connect()), connect
+            core,
+            catalog,
+            digest,
+            server,
+            servicer,
+            telemetry,
+            broker_service_pb2_grpc.BrokerServiceStub(connect()),
+            connect,
         )
     finally:
         for opened in channels:

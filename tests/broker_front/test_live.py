@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -360,3 +361,16 @@ async def test_one_line_a_live_request_and_no_prompt_text(log_lines: LogLines) -
         assert (refused["request_id"], refused["code"]) == ("bad", "INVALID_ARGUMENT")
         assert "secret" not in log_lines.text()
         assert "answer words" not in log_lines.text()
+
+
+async def test_requests_are_counted_by_how_they_ended() -> None:
+    async with house() as home:
+        address = home.telemetry.serve_metrics("127.0.0.1:0")
+        await home.stub.Generate(Generate(request=request()), timeout=10)
+        await events(home.stub.GenerateStream(Stream(request=request()), timeout=10))
+        await refusal(home.stub.Generate(Generate(request=request(max_tokens=0)), timeout=10))
+        page = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read())
+        lines = page.decode().splitlines()
+        assert 'ifabric_broker_requests_total{lane="interactive",outcome="finished"} 2.0' in lines
+        assert 'ifabric_broker_requests_total{lane="interactive",outcome="failed"} 1.0' in lines
+        assert 'ifabric_broker_first_token_duration_seconds_count{lane="interactive"} 1.0' in lines

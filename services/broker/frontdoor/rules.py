@@ -7,18 +7,18 @@ is wrong with it at once. Prompt text never enters a message.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ifabric.engine.v1 import contract_pb2
+from ifabric.engine.v1 import contract_pb2, generation_pb2
 from services.common.errors import Violation
 
 if TYPE_CHECKING:
     from ifabric.broker.v1 import broker_service_pb2
-    from ifabric.engine.v1 import generation_pb2
     from services.broker.work import TokenArray
 
 REQUEST_ID_CHARACTERS = 128
@@ -87,7 +87,7 @@ def check_request(request: broker_service_pb2.GenerationRequest, *, id_required:
     if len(request.stop_token_ids) > STOP_TOKENS:
         found.append(Violation("stop_token_ids", f"has {len(request.stop_token_ids)} ids; at most {STOP_TOKENS}"))
     if request.HasField("sampling"):
-        _check_sampling(request.sampling, found)
+        found += _sampling_violations(request.sampling.SerializeToString())
     if request.HasField("guide"):
         _check_guide(request.guide, found)
     return found
@@ -146,12 +146,16 @@ def _check_stops(request: broker_service_pb2.GenerationRequest, found: list[Viol
             found.append(Violation(f"stop[{index}]", f"has {size} bytes of UTF-8; allowed are 1 to {STOP_BYTES}"))
 
 
-def _check_sampling(sampling: generation_pb2.SamplingParameters, found: list[Violation]) -> None:
+@functools.lru_cache(maxsize=1024)
+def _sampling_violations(serialized: bytes) -> tuple[Violation, ...]:
+    """Remembered, since a job's rows nearly always sample alike."""
+    sampling = generation_pb2.SamplingParameters.FromString(serialized)
     set_fields = {field.name: value for field, value in sampling.ListFields()}
-    for allowed in _SAMPLING:
-        value = set_fields.get(allowed.field)
-        if value is not None and not allowed.admits(value):
-            found.append(Violation(f"sampling.{allowed.field}", f"is {value:g}; allowed is {allowed}"))
+    return tuple(
+        Violation(f"sampling.{allowed.field}", f"is {value:g}; allowed is {allowed}")
+        for allowed in _SAMPLING
+        if (value := set_fields.get(allowed.field)) is not None and not allowed.admits(value)
+    )
 
 
 def _check_guide(guide: generation_pb2.Guide, found: list[Violation]) -> None:
