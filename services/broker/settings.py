@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a broker is told. Nothing about engines is among it: that comes from the contracts of accepted nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from services.broker.core.settings import CoreSettings
+from services.common.settings import PeerAddress, ServiceSettings
+
+_CORE = CoreSettings()
+"""Defaults of the core's figures; they are stated there."""
+
+
+class BrokerSettings(ServiceSettings, env_prefix="IFAB_BROKER_"):
+    """Settings of a broker process."""
+
+    provisioner: PeerAddress
+    """Where the provisioner listens."""
+    broker_id: str = Field(default="", max_length=128)
+    """Name of the broker in its workers' logs; the machine's host name if empty."""
+
+    live_timeout_s: float = Field(default=3600.0, gt=0, le=86_400)
+    """Longest time that Generate or GenerateStream may take, in seconds, whatever the client's deadline."""
+    stream_prompt_tokens_max: PositiveInt = 256 * 1024 * 1024
+    """Prompt tokens that one Exchange stream may have waiting or running before it is not read further."""
+    stream_result_bytes_max: PositiveInt = 32 * 1024 * 1024
+    """Results that the client of one Exchange stream has not taken, in bytes, before the stream stops."""
+    stream_patience_s: float = Field(default=300.0, gt=0, le=86_400)
+    """How long bulk rows of a stream wait at the door while the broker has room for none of them, in seconds."""
+    tokenizers_max: PositiveInt = 8
+    """Tokenizers that are kept in memory."""
+    tokenizer_fetch_s: float = Field(default=20.0, gt=0, le=600)
+    """How long fetching an engine's tokenizer from its worker may take, in seconds."""
+    tokenizer_threads: int = Field(default=1, ge=1, le=256)
+    """Batches of long texts that are tokenized at the same time, each on as many cores as the machine has."""
+
+    waiting_requests_max: PositiveInt = _CORE.waiting_requests_max
+    """Requests that may be in flight, waiting ones included; more are refused at the door."""
+    waiting_bytes_max: PositiveInt = _CORE.waiting_bytes_max
+    """Memory that requests in flight may take, in bytes."""
+    holdings_bytes_max: PositiveInt = _CORE.holdings_bytes_max
+    """Memory for what workers are believed to hold in their caches, in bytes."""
+    bound_chains_max: PositiveInt = _CORE.bound_chains_max
+    """Block chains that are counted exactly for the bound of one job, 8 bytes each; beyond them a sample is counted."""
+    interactive_linger_s: float = Field(default=_CORE.interactive_linger_s, ge=0, le=1)
+    """How long interactive work waits for siblings while other interactive work has come just before, in seconds."""
+    bulk_linger_s: float = Field(default=_CORE.bulk_linger_s, ge=0, le=60)
+    """How long the first bulk work of a job waits for siblings, in seconds."""
+    lead_limit_s: PositiveFloat = _CORE.lead_limit_s
+    """How long siblings wait for their leader's prompt to be computed before they go all the same, in seconds."""
+    interactive_reserve: float = Field(default=_CORE.interactive_reserve, ge=0, lt=1)
+    """Share of a worker's credit that bulk work leaves free while interactive work has come lately."""
+    interactive_lately_s: float = Field(default=_CORE.interactive_lately_s, ge=0)
+    """How long ago "lately" is there, in seconds."""
+    ageing_s: PositiveFloat = _CORE.ageing_s
+    """Waiting time that makes up for one priority, in seconds."""
+    overdue_s: PositiveFloat = _CORE.overdue_s
+    """Time after which a claimed group of requests goes behind the others, in seconds."""
+    decode_weight: float = Field(default=_CORE.decode_weight, ge=0)
+    """Prompt tokens that one generated token counts for when work is divided between workers."""
+    join_factor: PositiveFloat = _CORE.join_factor
+    """How many times its cost in recomputed tokens a cut of a group has to move."""
+    quantum: PositiveInt = _CORE.quantum
+    """Requests that are given out before it is looked anew whose turn it is."""
+    tenant_weights: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """Share of each tenant, by name; one that is not named has 1."""
+    silence_limit_s: PositiveFloat = _CORE.silence_limit_s
+    """How long a worker with work may send nothing at all before it counts as lost, in seconds."""
+    nobody_limit_s: PositiveFloat = _CORE.nobody_limit_s
+    """How long requests wait while no worker serves any of their engines before they fail, in seconds."""
+    retry_first_s: PositiveFloat = _CORE.retry_first_s
+    """Delay before lost work runs again, in seconds; doubles with each loss."""
+    retry_most_s: PositiveFloat = _CORE.retry_most_s
+    """Longest such delay, in seconds."""
+    retry_share: float = Field(default=_CORE.retry_share, ge=0)
+    """Attempts beyond the first that may be spent for each first one."""
+    retry_burst: PositiveInt = _CORE.retry_burst
+    """Attempts beyond the first that may be spent at once."""
+    attempts_max: PositiveInt = _CORE.attempts_max
+    """Attempts after which a bulk request fails, whatever lost them."""
+
+    @property
+    def broker_name(self) -> str:
+        """The broker's name in force."""
+        return self.broker_id or socket.gethostname()
+
+    def core(self) -> CoreSettings:
+        """The core's part."""
+        return CoreSettings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(CoreSettings)})
