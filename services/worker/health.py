@@ -106,7 +106,8 @@ class Health:
         else:
             self._against[condition] = against
         if changed:
-            _log.warning("health.changed", serving=self.serving, condition=condition, against=against)
+            log = _log.info if self.serving else _log.warning
+            log("health.changed", serving=self.serving, condition=condition, against=against)
         if was != self.serving:
             await self._publish()
 
