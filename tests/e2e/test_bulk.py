@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from engines.simulated import write_simulated_engine
 from tests.support.processes import ROOT
 from tests.support.suite import run
 
@@ -90,3 +93,23 @@ def test_engine_describe_and_verify(engine: Path) -> None:
     assert document["findings"] == []
     assert document["contract"]["limits"]["step_token_budget"] > 0
     assert run("engine", "verify", str(engine)).returncode == 0
+
+
+def test_a_mining_engine_is_a_contract_like_any_other(tmp_path: Path) -> None:
+    directory = tmp_path / "mining"
+    written = write_simulated_engine(directory, max_output_tokens=0, max_input_tokens=128, payload_dtype="float16")
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "results.jsonl"
+    rows.write_text("\n".join(json.dumps({"id": f"r{number}", "prompt": f"Row {number}"}) for number in range(40)))
+    words = ("bulk", "run", str(rows), "-o", str(output), "--up", "--engine", str(directory), "--logs", str(tmp_path))
+    done = run(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["requests"], report["failed"], report["generated_tokens"]) == (40, 0, 0)
+    for row in results(output).values():
+        payload = row["payload"]
+        values = base64.b64decode(payload["base64"])
+        assert len(values) == 2 * written.hidden_size
+        assert zlib.crc32(values) == payload["crc32"]
+        assert (payload["dtype"], payload["shape"], payload["layers"]) == ("float16", [written.hidden_size], [-1])
+        assert payload["position"] == row["usage"]["prompt_tokens"] - 1
+        assert "text" not in row
