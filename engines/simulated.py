@@ -12,6 +12,7 @@ The tokenizer is byte-level: ids 0 to 255 are bytes, 256 is the end token `<|end
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass, field, replace
@@ -359,6 +360,7 @@ def _tokenizer_document(vocab_size: int) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _byte_character(byte: int) -> str:
     """The character by which byte-level tokenizers write a byte: itself where it can be seen, else one from U+0100."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
