@@ -54,7 +54,7 @@ RPC_SERVER_DURATION = Metric(
 RPC_SERVER_ACTIVE = Metric(
     "ifabric.rpc.server.active", Kind.UP_DOWN, "{call}", "Calls that run now.", ("rpc.method",))
 PROCESS_INFO = Metric(
-    "ifabric.process.info", Kind.GAUGE, "1", "Always 1; its labels say what runs.", ("service", "version"))
+    "ifabric.process.info", Kind.GAUGE, "{process}", "Always 1; its labels say what runs.", ("service", "version"))
 
 # Provisioner
 NODES = Metric(
@@ -94,7 +94,7 @@ ENGINE_BUSY = Metric(
 ENGINE_IDLE = Metric(
     "ifabric.worker.engine.idle.duration", Kind.COUNTER, "s", "Time with nothing to do.", ("engine",))
 ENGINE_HELD_BACK = Metric(
-    "ifabric.worker.engine.held_back", Kind.GAUGE, "1",
+    "ifabric.worker.engine.held_back", Kind.GAUGE, "{engine}",
     "1 while the engine takes no step because its events are not taken off it.", ("engine",))
 ENGINE_STALLS = Metric(
     "ifabric.worker.engine.stalls", Kind.COUNTER, "{stall}",
