@@ -126,12 +126,9 @@ class Account:
         return changed
 
     def take(self, cost: Amount) -> bool:
-        """Takes an item's cost, or returns False where it exceeds every grant so far.
-
-        An item alone is always taken: whether it is too large for the engine is for the engine to say, by name.
-        """
+        """Takes an item's cost, or returns False where it exceeds every grant so far."""
         after = self.outstanding + cost
-        if self.outstanding != NOTHING and not after.within(self._ever):
+        if not after.within(self._ever):
             return False
         self.outstanding = after
         return True

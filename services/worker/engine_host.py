@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from services.common import logs, reasons
 from services.common.errors import FabricError, FailedPreconditionError, UnavailableError
 from services.worker.events import deliver
-from services.worker.native import Engine, EngineDescription, EventKind, PollBuffers, Stats, native_error
+from services.worker.native import Engine, EngineDescription, PollBuffers, Stats, native_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,7 +117,7 @@ class EngineHost:
     def submit(self, items: Sequence[Item]) -> list[FabricError | None]:
         """Hands items to the engine. Each is accepted (None) or refused by itself; refused ones hear nothing more."""
         if self.failure is not None:
-            return [self._failed_error() for _ in items]
+            return [engine_failure(self.failure)] * len(items)
         outcomes = self._running().submit([item.request for item in items])
         for item, refusal in zip(items, outcomes, strict=True):
             if refusal is None:
@@ -152,7 +152,7 @@ class EngineHost:
         _log.error("engine.failed", why=why, in_flight=len(self._items))
         items, self._items = list(self._items.values()), {}
         for item in items:
-            item.outlet.failed(item, self._failed_error())
+            item.outlet.failed(item, engine_failure(why))
         self._on_failure(why)
 
     async def close(self) -> None:
@@ -212,10 +212,7 @@ class EngineHost:
 
     def _deliver(self, buffers: PollBuffers, rows: npt.NDArray[np.void]) -> None:
         try:
-            gone = bool((rows["kind"] == EventKind.FAILED).any()) and self.stats().engine_failed
-            deliver(buffers, rows, self._items, self._failed_error if gone else native_error)
-            if gone:
-                self.fail("the library reports that the engine cannot go on")
+            deliver(buffers, rows, self._items, self._error_of)
         except Exception as error:
             # Items of this batch may have lost their end, which must never go unheard.
             _log.error("engine.events_lost", exc_info=error)
@@ -223,14 +220,25 @@ class EngineHost:
         finally:
             self._free.put(buffers)
 
-    def _failed_error(self, _status: int = 0, text: str = "") -> FabricError:
-        why = f"the engine of this worker has failed: {text or self.failure}"
-        return UnavailableError(why, reason=reasons.ENGINE_FAILED, retry_after_s=0.0)
+    def _error_of(self, status: int, text: str) -> FabricError:
+        """Makes the error of an item that the library failed; UNAVAILABLE means that the engine is gone for all."""
+        error = native_error(status, text)
+        if not isinstance(error, UnavailableError):
+            return error
+        self._loop.call_soon(self.fail, text)
+        return engine_failure(text)
 
     def _running(self) -> Engine:
         if self._engine is None:
             raise FailedPreconditionError("the engine is not loaded", reason=reasons.ENGINE_NOT_LOADED)
         return self._engine
+
+
+def engine_failure(why: str) -> FabricError:
+    """Returns the error of work that an engine that cannot go on has left behind; it may run elsewhere at once."""
+    return UnavailableError(
+        f"the engine of this worker has failed: {why}", reason=reasons.ENGINE_FAILED, retry_after_s=0.0
+    )
 
 
 def _open(directory: Path) -> tuple[Engine, EngineDescription]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ifabric.worker.v1 import worker_service_pb2_grpc
 from services.common import logs, reasons
 from services.common.contract import Contract
-from services.common.errors import FailedPreconditionError, StartError, UnavailableError
+from services.common.errors import FailedPreconditionError, StartError
 from services.common.rpc import Server, channel
 from services.common.settings import join_address, split_address
 from services.worker.credit import CreditBook
@@ -24,7 +24,7 @@ from services.worker.description import (
     report_message,
     stats_message,
 )
-from services.worker.engine_host import EngineHost
+from services.worker.engine_host import EngineHost, engine_failure
 from services.worker.health import Health, Progress
 from services.worker.metrics import EngineMetrics
 from services.worker.native import forward_logs, library_version
@@ -173,11 +173,7 @@ class Worker:
 
     def _engine_failed(self, why: str) -> None:
         """An engine that cannot go on ends the process: whoever started it starts it again."""
-        self._servicer.refuse_new(
-            UnavailableError(
-                f"the engine of this worker has failed: {why}", reason=reasons.ENGINE_FAILED, retry_after_s=0.0
-            )
-        )
+        self._servicer.refuse_new(engine_failure(why))
         self._stop.fail(f"the engine failed: {why}")
 
     async def _drain(self, living: asyncio.Task[None]) -> None:

@@ -22,7 +22,7 @@ from services.common.errors import (
     Violation,
 )
 from services.common.protocol import PROTOCOL_REVISION
-from services.worker.credit import Amount
+from services.worker.credit import NOTHING, Amount
 from services.worker.items import item_from_wire
 from services.worker.outbox import Outbox
 from services.worker.tracing import record_spans
@@ -200,7 +200,9 @@ class ExecuteStream:
         if work.handle in self._items:
             raise AlreadyExistsError(f"handle {work.handle} is in flight on this stream")
         item = item_from_wire(work, self._host.next_id(), self._outbox, self._book.capacity.payload_bytes)
-        if not self._account.take(item.cost):
+        if not item.cost.within(self._book.capacity.largest_item):
+            item.cost = NOTHING  # no engine takes it: the library refuses it and says why, which credit could not
+        elif not self._account.take(item.cost):
             raise _beyond_credit(item.cost, self._account.outstanding, self._account.granted)
         self._items[item.handle] = item
         self.idle.clear()
@@ -236,7 +238,7 @@ def _credit(amount: Amount) -> worker_service_pb2.Credit:
 
 def _beyond_credit(cost: Amount, outstanding: Amount, granted: Amount) -> ResourceExhaustedError:
     parts = [
-        f"{getattr(cost, name)} {name} more than the {getattr(outstanding, name)} outstanding exceed the credit of "
+        f"{name}: {getattr(outstanding, name)} outstanding and {getattr(cost, name)} more exceed the credit of "
         f"{getattr(granted, name)}"
         for name in Amount.__dataclass_fields__
         if getattr(outstanding, name) + getattr(cost, name) > getattr(granted, name)

@@ -32,10 +32,27 @@ class Broker:
         end = await broker.end_of(1)
     """
 
-    def __init__(self, address: str, digest: str, *, revision: int = PROTOCOL_REVISION, reading: bool = True) -> None:
+    def __init__(
+        self,
+        address: str,
+        digest: str,
+        *,
+        revision: int = PROTOCOL_REVISION,
+        reading: bool = True,
+        first: wire.ExecuteRequest | None = None,
+    ) -> None:
+        """A broker that has not connected.
+
+        Args:
+            address: The worker's.
+            digest: Engine digest that its hello expects.
+            revision: Protocol revision of its hello.
+            reading: Whether it reads by itself what comes after the worker's hello.
+            first: What it sends in place of a hello.
+        """
+        hello = wire.BrokerHello(broker_id="broker-1", protocol_revision=revision, engine_digest=digest)
+        self._first = first or wire.ExecuteRequest(hello=hello)
         self.channel = channel(address)
-        self._digest = digest
-        self._revision = revision
         self._reading = reading
         self.hello: wire.WorkerHello | None = None
         self.credit = wire.Credit()
@@ -51,8 +68,7 @@ class Broker:
 
     async def __aenter__(self) -> Self:
         self.call = worker_service_pb2_grpc.WorkerServiceStub(self.channel).Execute()
-        hello = wire.BrokerHello(broker_id="broker-1", protocol_revision=self._revision, engine_digest=self._digest)
-        await self.call.write(wire.ExecuteRequest(hello=hello))
+        await self.call.write(self._first)
         try:
             first: Any = await self.call.read()
             self._take(first)

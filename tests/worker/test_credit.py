@@ -67,12 +67,6 @@ def test_an_item_beyond_every_grant_is_not_taken_and_one_within_is() -> None:
     assert account.take(one)
 
 
-def test_a_lone_item_is_always_taken_so_that_the_engine_says_what_is_wrong_with_it() -> None:
-    account = CreditBook(GENERATING).open()
-    assert account.take(Amount(10**9, 1, 0))
-    assert not account.take(Amount(1, 1, 0))
-
-
 def test_a_shrunken_grant_refuses_nothing_that_an_earlier_one_allowed() -> None:
     book = CreditBook(GENERATING)
     first = book.open()

@@ -239,7 +239,7 @@ def _rows(requests: Sequence[Request]) -> tuple[npt.NDArray[np.void], tuple[obje
     rows = np.frombuffer(bytearray().join([request.options.record for request in requests]), dtype=REQUEST)
     rows["id"] = [request.id for request in requests]
     rows["token_count"] = [len(prompt) // 4 for prompt in prompts]
-    rows["token_ids"] = np.frombuffer(pointers, dtype=np.uintp)
+    rows["token_ids"] = np.frombuffer(memoryview(pointers), dtype=np.uintp)
     counts = [len(request.head_ends) for request in requests]
     if not any(counts):
         return rows, (pointers,)
