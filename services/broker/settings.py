@@ -31,6 +31,8 @@ class BrokerSettings(ServiceSettings, env_prefix="IFAB_BROKER_"):
     """Results that the client of one Exchange stream has not taken, in bytes, before the stream stops."""
     stream_patience_s: float = Field(default=300.0, gt=0, le=86_400)
     """How long bulk rows of a stream wait at the door while the broker has room for none of them, in seconds."""
+    streams_max: PositiveInt = 10_000
+    """Exchange streams that may be open at the same time."""
     tokenizers_max: PositiveInt = 8
     """Tokenizers that are kept in memory."""
     tokenizer_fetch_s: float = Field(default=20.0, gt=0, le=600)

@@ -50,6 +50,8 @@ async def house(
     prompt_tokens: int = 1_000_000,
     result_bytes: int = 1_000_000,
     room_patience_s: float = 10,
+    message_bytes: int = 16 * 1024 * 1024,
+    streams_max: int = 100,
     grace_s: float = 2,
 ) -> AsyncIterator[House]:
     """Runs a front door over one engine, `small`."""
@@ -60,8 +62,12 @@ async def house(
     limits = FrontDoorLimits(
         live_timeout_s=live_timeout_s,
         exchange=ExchangeLimits(
-            prompt_tokens=prompt_tokens, result_bytes=result_bytes, room_patience_s=room_patience_s
+            prompt_tokens=prompt_tokens,
+            message_bytes=message_bytes,
+            result_bytes=result_bytes,
+            room_patience_s=room_patience_s,
         ),
+        streams_max=streams_max,
     )
     servicer = BrokerServicer(core, catalog, codecs, telemetry, limits)
     server = Server(LoopbackSettings(drain_grace_s=grace_s), telemetry)

@@ -432,3 +432,44 @@ async def test_messages_stay_within_what_clients_take() -> None:
         await client.end()
         assert len(client.finished) == 40
         assert max(client.sizes) <= 6
+
+
+async def test_a_result_that_no_message_carries_fails_alone(log_lines: LogLines) -> None:
+    async with house(message_bytes=64 * 1024) as home:
+        made = mining_contract()
+        made.capabilities.payload.value.shape[:] = [50_000]
+        home.catalog.put(made, byte_level())
+        home.core.payload = lambda prompt: generation_pb2.Payload(data=bytes(200_000 if prompt[0] == 6 else 100))
+        client = Client(home)
+        await client.send(rows(3, max_tokens=None))
+        report = await client.end()
+        assert set(client.finished) == {"row-0", "row-2"}
+        assert "at most 64512" in client.failed["row-1"].message
+        assert report.failed == 1
+        assert [line["request_id"] for line in log_lines.of("row.failed")] == ["row-1"]
+
+
+async def test_one_stream_tells_its_rows_apart_by_id_alone() -> None:
+    async with house() as home:
+        home.core.steps.close()
+        client = Client(home)
+        await client.send([*rows(1, tenant="a"), *rows(1, tenant="b")])
+        await client.read_until(lambda: client.failed)
+        assert client.failed["row-0"].reason == reasons.ID_IN_FLIGHT
+        home.core.steps.admit()
+        await client.end()
+        assert home.core.accepted == [("a", "row-0")]
+
+
+async def test_streams_are_counted() -> None:
+    async with house(streams_max=1) as home:
+        client, second = Client(home), Client(home)
+        await client.send(rows(1))
+        await client.read()
+        error = await second.error()
+        assert error.reason == reasons.BOUND_REACHED
+        assert error.retry_after_s
+        await client.end()
+        third = Client(home)
+        await third.send(rows(1))
+        await third.end()

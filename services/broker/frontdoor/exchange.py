@@ -54,6 +54,8 @@ MESSAGE_BYTES = 1024 * 1024
 """A message is sent once it may have this size: a quarter of what gRPC clients take by default."""
 ROW_TOKENS = 64
 """A shorter prompt counts as so many tokens: what a row keeps in memory beside its prompt."""
+_ENVELOPE_BYTES = 1024
+"""Of a message, what is not its one result."""
 _RETRY_S = 0.05
 """How long to wait for room in the core where it does not say."""
 _RETRY_MAX_S = 1.0
@@ -66,6 +68,8 @@ class ExchangeLimits:
     prompt_tokens: int
     """Prompt tokens that a stream may have in the core, ended rows not counted; a row counts as at least
     `ROW_TOKENS`."""
+    message_bytes: int
+    """Longest message that the server sends, in bytes."""
     result_bytes: int
     """Results that the client has not taken, in bytes, at which the stream stops."""
     room_patience_s: float
@@ -147,7 +151,8 @@ class ExchangeStream:
         self._job_id = opened.job_id
         self._job = f"{opened.job_id or 'stream'}/{uuid.uuid4().hex[:12]}"
         """What the core knows the stream by: two streams may have one name."""
-        self._rows: dict[tuple[str, str], Row] = {}
+        self._rows: dict[str, Row] = {}
+        """By request id alone, whatever the tenant: that is all that a result carries."""
         self._outbox: deque[_Ended] = deque()
         self._fresh: dict[Row, None] = {}
         """Rows with output that no message has carried, in the order in which it came."""
@@ -215,7 +220,7 @@ class ExchangeStream:
 
     def row_ended(self, row: Row, end: WorkEnd | FabricError) -> None:
         """The core is done with a row."""
-        del self._rows[row.key]
+        del self._rows[row.key[1]]
         self._tokens_held -= row.tokens_held
         self._room.set()
         self._fresh.pop(row, None)
@@ -239,8 +244,8 @@ class ExchangeStream:
             await self._take(requests[start : start + CHUNK])
             await asyncio.sleep(0)
         if message.cancel_request_ids:
-            wanted = set(message.cancel_request_ids)
-            self.core.cancel([key for key in self._rows if key[1] in wanted])
+            wanted = (self._rows.get(request_id) for request_id in message.cancel_request_ids)
+            self.core.cancel([row.key for row in wanted if row is not None])
 
     async def _take(self, requests: Sequence[broker_service_pb2.GenerationRequest]) -> None:
         """Plans requests and hands them to the core, in order, as window and core let them through."""
@@ -285,7 +290,7 @@ class ExchangeStream:
         own: list[Work] = []
         for work in batch:
             # Known before it is handed in, since it may end at once; a repeated id must not displace its first row.
-            if self._rows.setdefault(work.key, _row(work)) is _row(work):
+            if self._rows.setdefault(work.key[1], _row(work)) is _row(work):
                 self._tokens_held += _row(work).tokens_held
                 own.append(work)
             else:
@@ -294,7 +299,7 @@ class ExchangeStream:
         for work, refused in zip(own, self._refusals(own), strict=True):
             if refused is None:
                 continue
-            del self._rows[work.key]
+            del self._rows[work.key[1]]
             self._tokens_held -= _row(work).tokens_held
             if isinstance(refused, ResourceExhaustedError) and work.lane is Lane.BULK:
                 retry.append((work, refused))
@@ -346,7 +351,9 @@ class ExchangeStream:
         """
         response = broker_service_pb2.ExchangeResponse()
         size = weight = 0
-        while self._outbox and len(response.outcomes) < MESSAGE_ROWS and size < MESSAGE_BYTES:
+        while self._outbox and len(response.outcomes) < MESSAGE_ROWS:
+            if size and size + self._outbox[0].weight > MESSAGE_BYTES:
+                break
             ended = self._outbox.popleft()
             weight += ended.weight
             outcome = response.outcomes.add(request_id=ended.request_id)
@@ -354,6 +361,7 @@ class ExchangeStream:
                 outcome.failed.CopyFrom(to_status(ended.end))
             elif ended.row is not None:
                 ended.row.transcript.write_result(ended.end, outcome.finished)
+                self._check_size(ended.row, outcome)
             size += outcome.ByteSize()
         while self._fresh and len(response.deltas) < MESSAGE_ROWS and size < MESSAGE_BYTES:
             row = next(iter(self._fresh))
@@ -362,13 +370,22 @@ class ExchangeStream:
                 size += response.deltas.add(request_id=row.transcript.request_id, delta=delta).ByteSize()
         return response, weight
 
+    def _check_size(self, row: Row, outcome: broker_service_pb2.RequestOutcome) -> None:
+        """Turns a result that no message can carry into an error, before it ends the stream and its neighbours."""
+        size, limit = outcome.ByteSize(), self._limits.message_bytes - _ENVELOPE_BYTES
+        if size > limit:
+            error = ResourceExhaustedError(f"the result has {size} bytes; a message carries at most {limit}")
+            self._failed += 1
+            self._records.row_failed(row.lane, self._job_id, row.key[1], row.key[0], error)
+            outcome.failed.CopyFrom(to_status(error))
+
     def _abandon(self) -> None:
         """The client is gone, or the stream failed: nothing is computed for it any longer."""
         self._closed = True
         self._outbox.clear()
         self._fresh.clear()
         if self._rows:
-            self.core.cancel(list(self._rows))
+            self.core.cancel([row.key for row in self._rows.values()])
         else:
             self._report(complete=False)
 

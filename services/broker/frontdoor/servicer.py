@@ -14,7 +14,13 @@ from services.broker.frontdoor.intake import Intake
 from services.broker.frontdoor.live import LiveCall
 from services.broker.frontdoor.records import Records
 from services.broker.frontdoor.selection import EngineDirectory
-from services.common.errors import DeadlineExceededError, FabricError, InvalidArgumentError, Violation
+from services.common.errors import (
+    DeadlineExceededError,
+    FabricError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    Violation,
+)
 from services.common.telemetry import propagation
 
 if TYPE_CHECKING:
@@ -29,6 +35,9 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
 FULL_NAME = "ifabric.broker.v1.BrokerService"
+OPEN_TIMEOUT_S = 30.0
+"""Longest wait for the first message of a stream, in seconds."""
+_RETRY_S = 1.0
 CANCEL_IDS = 100_000
 """Most ids in one CancelRequests."""
 
@@ -39,6 +48,8 @@ class FrontDoorLimits:
 
     live_timeout_s: float
     """Longest time that a live call may take, in seconds, whatever its client's deadline."""
+    streams_max: int
+    """Most batched streams at a time."""
     exchange: ExchangeLimits
     """Bounds of each batched stream."""
 
@@ -63,6 +74,7 @@ class BrokerServicer(broker_service_pb2_grpc.BrokerServiceServicer):
         self._records = Records(telemetry)
         self._limits = limits
         self._streams: set[ExchangeStream] = set()
+        self._places_taken = 0
         self._draining = False
 
     async def drain(self) -> None:
@@ -90,21 +102,35 @@ class BrokerServicer(broker_service_pb2_grpc.BrokerServiceServicer):
         self, request_iterator: AsyncIterator[broker_service_pb2.ExchangeRequest], context: Context
     ) -> AsyncIterator[broker_service_pb2.ExchangeResponse]:
         """See the proto."""
-        first = await anext(request_iterator, None)
-        if self._draining:
-            raise draining()
-        if first is None or not first.HasField("open"):
-            raise InvalidArgumentError.of([Violation("open", "is absent; the first message of a stream carries it")])
-        stream = ExchangeStream(
-            first.open, core=self._core, intake=self._intake, records=self._records, limits=self._limits.exchange
-        )
-        self._streams.add(stream)
+        async with self._place():
+            first = await _first(request_iterator)
+            if self._draining:
+                raise draining()
+            if first is None or not first.HasField("open"):
+                raise InvalidArgumentError.of([Violation("open", "is absent; a stream's first message carries it")])
+            stream = ExchangeStream(
+                first.open, core=self._core, intake=self._intake, records=self._records, limits=self._limits.exchange
+            )
+            self._streams.add(stream)
+            try:
+                async with aclosing(stream.responses(request_iterator, first)) as responses:
+                    async for response in responses:
+                        yield response
+            finally:
+                self._streams.discard(stream)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """One of the places for streams, from the call's arrival."""
+        if self._places_taken >= self._limits.streams_max:
+            raise ResourceExhaustedError(
+                f"{self._places_taken} streams are open, the most that this broker serves", retry_after_s=_RETRY_S
+            )
+        self._places_taken += 1
         try:
-            async with aclosing(stream.responses(request_iterator, first)) as responses:
-                async for response in responses:
-                    yield response
+            yield
         finally:
-            self._streams.discard(stream)
+            self._places_taken -= 1
 
     async def CancelRequests(
         self, request: broker_service_pb2.CancelRequestsRequest, context: Context
@@ -156,3 +182,14 @@ class BrokerServicer(broker_service_pb2_grpc.BrokerServiceServicer):
             self._records.live_refused(request, error)
             raise
         return call
+
+
+async def _first(
+    messages: AsyncIterator[broker_service_pb2.ExchangeRequest],
+) -> broker_service_pb2.ExchangeRequest | None:
+    """Waits for the message that opens a stream; None where the client has nothing to say."""
+    try:
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
+            return await anext(messages, None)
+    except TimeoutError:
+        raise DeadlineExceededError(f"the stream was not opened within {OPEN_TIMEOUT_S:g} s") from None
