@@ -463,10 +463,10 @@ async def test_one_stream_tells_its_rows_apart_by_id_alone() -> None:
 
 async def test_streams_are_counted() -> None:
     async with house(streams_max=1) as home:
-        client, second = Client(home), Client(home)
+        client = Client(home)
         await client.send(rows(1))
         await client.read()
-        error = await second.error()
+        error = await Client(home).error()
         assert error.reason == reasons.BOUND_REACHED
         assert error.retry_after_s
         await client.end()
