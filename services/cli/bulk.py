@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -45,39 +47,56 @@ def run_command(
 ) -> None:
     """Run every row of FILE, write one result each, and print what the job cost.
 
-    A row is {"id": "a", "prompt": "The capital of France is", "max_tokens": 8}; README.md names its other fields. A row
+    A row is {"id": "a", "prompt": "The capital of France is", "max_tokens": 8}; docs/bulk.md has its other fields. A row
     that is wrong becomes a result with an error and stops nothing. Results come in the order in which rows end.
 
     Example: ifab bulk run examples/prompts.jsonl -o results.jsonl
     """
     job_id = job_id or f"{file.stem}-{time.strftime('%Y%m%dT%H%M%S')}"
     plan = Plan(tuple(engine), logs, grace_s=grace, start_limit_s=start_limit) if up else None
-    run(_run(file, output, broker, plan, job_id, window, silence, as_json), as_json=as_json)
+    run(_run(_Job(file, output, broker, plan, job_id, window, silence), as_json), as_json=as_json)
 
 
-async def _run(
-    file: Path, output: Path, broker: str, plan: Plan | None, job_id: str, window: int, silence_s: float, as_json: bool
-) -> None:
-    total = _count_rows(file, not_=output)
+@dataclass(frozen=True, slots=True)
+class _Job:
+    file: Path
+    output: Path
+    broker: str
+    suite: Plan | None
+    job_id: str
+    window: int
+    silence_s: float
+
+
+async def _run(job: _Job, as_json: bool) -> None:
+    try:
+        outcome = await _outcome(job)
+    except OSError as error:
+        raise CommandError(f"{error.filename or job.output}: {error.strerror}") from error
+    if outcome.broken_by is not None:
+        raise CommandError(
+            f"the job broke off: {sentence(outcome.broken_by)}; {outcome.rows - outcome.failed} of {outcome.rows} rows "
+            f"are done, the others stand in {job.output} with an error"
+        )
+    _print_report(report_document(job.job_id, outcome), job.output, as_json=as_json)
+
+
+async def _outcome(job: _Job) -> JobOutcome:
+    total = _count_rows(job.file, not_=job.output)
     async with AsyncExitStack() as stack:
-        if plan is not None:
-            suite = await stack.enter_async_context(Suite(plan))
-            await serving_engines(suite, limit_s=plan.start_limit_s)
+        broker = job.broker
+        if job.suite is not None:
+            suite = await stack.enter_async_context(Suite(job.suite))
+            await serving_engines(suite, limit_s=job.suite.start_limit_s)
             broker = suite.broker.address
         to_broker = await stack.enter_async_context(channel(broker))
         await _check_reachable(to_broker)  # before older results are overwritten
-        source = stack.enter_context(file.open("rb"))
-        sink = stack.enter_context(output.open("wb"))
-        tell = stack.enter_context(progress.shown(total))
-        outcome = await run_job(
-            to_broker, read_rows(source), _writer(sink, tell), job_id=job_id, window=window, silence_s=silence_s
+        source = stack.enter_context(job.file.open("rb"))
+        sink = stack.enter_context(job.output.open("wb"))
+        deliver = _writer(sink, stack.enter_context(progress.shown(total)))
+        return await run_job(
+            to_broker, read_rows(source), deliver, job_id=job.job_id, window=job.window, silence_s=job.silence_s
         )
-    if outcome.broken_by is not None:
-        raise CommandError(
-            f"the job broke off: {sentence(outcome.broken_by)} ({broker}); {outcome.rows - outcome.failed} of "
-            f"{outcome.rows} rows are done, the others stand in {output} with an error"
-        )
-    _print_report(report_document(job_id, outcome), output, outcome, as_json=as_json)
 
 
 async def _check_reachable(to_broker: grpc.aio.Channel) -> None:
@@ -86,7 +105,7 @@ async def _check_reachable(to_broker: grpc.aio.Channel) -> None:
         await stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=_CALL_S)
 
 
-def _writer(sink: BinaryIO, tell: Any) -> Any:
+def _writer(sink: BinaryIO, tell: Callable[[int, int], None]) -> Callable[[dict[str, Any]], None]:
     done = failed = 0
 
     def deliver(document: dict[str, Any]) -> None:
@@ -106,7 +125,7 @@ def _count_rows(file: Path, *, not_: Path) -> int:
         return sum(1 for line in source if line.strip())
 
 
-def _print_report(report: dict[str, Any], output: Path, outcome: JobOutcome, *, as_json: bool) -> None:
+def _print_report(report: dict[str, Any], output: Path, *, as_json: bool) -> None:
     if not as_json:
         table = Table(show_header=False, box=None, pad_edge=False)
         for name, value in (
