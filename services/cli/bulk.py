@@ -47,7 +47,7 @@ def run_command(
 ) -> None:
     """Run every row of FILE, write one result each, and print what the job cost.
 
-    A row is {"id": "a", "prompt": "The capital of France is", "max_tokens": 8}; docs/bulk.md has its other fields. A row
+    A row is {"id": "a", "prompt": "The capital of France is", "max_tokens": 8}; docs/bulk.md has its other fields. One
     that is wrong becomes a result with an error and stops nothing. Results come in the order in which rows end.
 
     Example: ifab bulk run examples/prompts.jsonl -o results.jsonl
