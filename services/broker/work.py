@@ -9,16 +9,20 @@ loss, accounting. Neither sees the other's insides.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ifabric.broker.v1 import broker_service_pb2
-from ifabric.engine.v1 import contract_pb2, generation_pb2
-from services.common.errors import FabricError
+from ifabric.engine.v1 import generation_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ifabric.broker.v1 import broker_service_pb2
+    from ifabric.engine.v1 import contract_pb2
+    from services.common.errors import FabricError
 
 TokenArray = npt.NDArray[np.int32]
 """Token ids, shape [n], dtype int32, little-endian, C-contiguous, never written to once made."""
