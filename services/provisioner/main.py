@@ -11,7 +11,7 @@ from ifabric.provisioner.v1 import provisioner_service_pb2_grpc
 from ifabric.provisioner.v1.provisioner_service_pb2 import NodeState
 from services.common.clock import SystemClock
 from services.common.protocol import HEARTBEATS_A_LEASE
-from services.common.rpc import Server
+from services.common.rpc import Server, options
 from services.common.telemetry import names
 from services.provisioner.intake import Intake
 from services.provisioner.prober import Prober
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 _STATES = (REFUSED, MAY_LOAD, LOADED, ACCEPTED, DRAINING)
 _SWEEPS_AN_INTERVAL = 4
-_INTERVALS_TO_LEARN = 2.0
-"""How long a new process holds snapshots back: the workers' next heartbeats, and the probes that follow."""
+_INTERVALS_TO_LEARN = 1.5
+"""How long a new process holds snapshots back once workers can reach it: their next heartbeats, and the probes that
+follow."""
 
 
 async def serve(settings: ProvisionerSettings, process: Process) -> None:
@@ -69,7 +70,8 @@ async def serve(settings: ProvisionerSettings, process: Process) -> None:
     server.add(provisioner_service_pb2_grpc.add_ProvisionerServiceServicer_to_server, servicer, FULL_NAME)
     server.on_drain("watchers", end_streams)
     process.tasks.start(_sweep(registry, interval_s / _SWEEPS_AN_INTERVAL), name="lease sweep")
-    process.tasks.start(_open(watchers, interval_s * _INTERVALS_TO_LEARN), name="learning")
+    learn_s = options.RECONNECT_MS_MAX / 1000 + _INTERVALS_TO_LEARN * interval_s
+    process.tasks.start(_open(watchers, learn_s), name="learning")
     process.announce(await server.start())
     await server.ready()
     await server.serve(process.stop)

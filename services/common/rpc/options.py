@@ -9,6 +9,8 @@ from typing import Any
 KEEPALIVE_TIME_MS = 20_000
 """How often an open call's connection is pinged. The server allows it below; others' servers would object."""
 KEEPALIVE_TIMEOUT_MS = 10_000
+RECONNECT_MS_MAX = 500
+"""Longest pause between attempts to connect: a server that comes back is found within it."""
 METADATA_BYTES_SOFT_MAX = 32 * 1024
 """Trailers carry every violation of a refused request; gRPC's own limit of 8 KiB would cut a long refusal off."""
 METADATA_BYTES_MAX = 64 * 1024
@@ -55,8 +57,9 @@ def client(message_bytes_max: int, *, balanced: bool) -> list[tuple[str, Any]]:
         *common(message_bytes_max),
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
+        # Despite its name the time that one attempt to connect may take.
+        ("grpc.min_reconnect_backoff_ms", 5_000),
         ("grpc.enable_retries", 1),
         ("grpc.service_config", json.dumps(service_config(balanced=balanced))),
     ]
