@@ -194,11 +194,11 @@ void EngineLoop::settle() {
     admission_.left();
   }
   if (publisher_.take_contexts_done() > 0) admission_.context_done();
-  // Ids are free before anybody can see that their requests have ended.
+  // Ids are free, and counters up to date, before anybody can see that their requests have ended.
   intake_.ended(publisher_.ended());
+  publish_stats();
   events_.commit();
   publisher_.release();
-  publish_stats();
 }
 
 void EngineLoop::publish_stats() {
