@@ -68,8 +68,8 @@ class Broker:
 
     async def __aenter__(self) -> Self:
         self.call = worker_service_pb2_grpc.WorkerServiceStub(self.channel).Execute()
-        await self.call.write(self._first)
         try:
+            await self.call.write(self._first)
             first: Any = await self.call.read()
             self._take(first)
         except grpc.aio.AioRpcError as error:

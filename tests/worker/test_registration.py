@@ -168,9 +168,11 @@ async def test_a_refused_worker_does_not_load_logs_every_violation_once_and_trie
                 "contract.limits.step_token_budget",
                 "contract.limits.slots",
             ]
-            provisioner.refusal, worker.digest = None, "b" * 64
+            worker.digest = "b" * 64
+            await wait_until(lambda: provisioner.registrations[-1].description.engine_digest == worker.digest)
+            assert worker.loads == 0
+            provisioner.refusal = None
             await made.accepted()
-            assert provisioner.registrations[-1].description.engine_digest == "b" * 64
 
 
 async def test_an_engine_that_cannot_be_loaded_is_tried_again() -> None:
