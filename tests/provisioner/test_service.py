@@ -276,7 +276,10 @@ async def test_a_restarted_provisioner_tells_watchers_nothing_before_the_workers
         port = ""
         for _ in range(2):
             listen = {"listen": port} if port else {}
-            async with running_provisioner(heartbeat_interval_ms=500, **listen) as provisioner, channel(provisioner.address) as client:
+            async with (
+                running_provisioner(heartbeat_interval_ms=500, **listen) as provisioner,
+                channel(provisioner.address) as client,
+            ):
                 port = provisioner.address
                 stream = watch(client)
                 first = asyncio.ensure_future(anext(stream))
