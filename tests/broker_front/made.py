@@ -65,12 +65,17 @@ def built_tokenizers() -> list[Path]:
     return sorted((ROOT / "build" / "engines").glob("*/tokenizer.json"))
 
 
+@functools.cache
+def tokenizer_of(document: bytes) -> Tokenizer:
+    return Tokenizer.from_str(document.decode())
+
+
 def vocab_size(document: bytes) -> int:
-    return int(Tokenizer.from_str(document.decode()).get_vocab_size())
+    return int(tokenizer_of(document).get_vocab_size())
 
 
 def ids_of(document: bytes, text: str) -> list[int]:
-    return list(Tokenizer.from_str(document.decode()).encode(text).ids)
+    return list(tokenizer_of(document).encode(text).ids)
 
 
 def contract(document: bytes | None = None, **changes: Any) -> contract_pb2.EngineContract:

@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from services.broker.frontdoor.detokenization import SampleText, StopMatcher
 from services.broker.frontdoor.tokenization import TextCodec
 from services.broker.frontdoor.vocabulary import byte_alphabet
-from tests.broker_front.made import END, built_tokenizers, byte_fallback, byte_level, ids_of, vocab_size
+from tests.broker_front.made import END, built_tokenizers, byte_fallback, byte_level, ids_of, tokenizer_of, vocab_size
 
 DOCUMENTS: dict[str, Callable[[], bytes]] = {
     "byte_level": byte_level,
     "byte_fallback": byte_fallback,
 }
-DOCUMENTS |= {path.parent.name: path.read_bytes for path in built_tokenizers()}
+DOCUMENTS |= {path.parent.name: functools.cache(path.read_bytes) for path in built_tokenizers()}
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -31,11 +30,6 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 @functools.cache
 def codec(name: str) -> TextCodec:
     return TextCodec(DOCUMENTS[name]())
-
-
-@functools.cache
-def reference(name: str) -> Tokenizer:
-    return Tokenizer.from_str(DOCUMENTS[name]().decode())
 
 
 @st.composite
@@ -68,7 +62,7 @@ def streamed(sample: SampleText, pieces: list[list[int]]) -> list[str]:
 def test_pieces_join_to_the_text_of_all_ids(name: str, data: st.DataObject) -> None:
     pieces = data.draw(cut_ids(name))
     ids = [token for piece in pieces for token in piece]
-    whole = reference(name).decode(ids, skip_special_tokens=True)
+    whole = tokenizer_of(DOCUMENTS[name]()).decode(ids, skip_special_tokens=True)
     assert "".join(streamed(SampleText(codec(name).decoder(), ()), pieces)) == whole
     assert codec(name).decode(np.array(ids, np.int32)) == whole
 
@@ -91,7 +85,7 @@ def test_no_half_character_before_the_end(name: str, data: st.DataObject) -> Non
 def test_stop_strings_do_not_depend_on_the_cut(name: str, data: st.DataObject) -> None:
     pieces = data.draw(cut_ids(name))
     ids = [token for piece in pieces for token in piece]
-    text: str = reference(name).decode(ids, skip_special_tokens=True)
+    text: str = tokenizer_of(DOCUMENTS[name]()).decode(ids, skip_special_tokens=True)
     part = st.builds(lambda at, size: text[at : at + size], st.integers(0, max(0, len(text) - 1)), st.integers(1, 6))
     stops = data.draw(st.lists(st.one_of(part, st.text(min_size=1, max_size=4)).filter(bool), min_size=1, max_size=4))
     ends = [(text.find(stop) + len(stop), text.find(stop), stop) for stop in stops if stop in text]
