@@ -30,19 +30,21 @@ namespace {
 template <class Struct>
 Status check_size(const char* name, size_t given) {
   if (given == sizeof(Struct)) return {};
-  return {IFAB_INVALID_ARGUMENT,
-          std::string(name) + ".struct_size: " + std::to_string(given) + ", expected " + std::to_string(sizeof(Struct))};
+  return {IFAB_INVALID_ARGUMENT, std::string(name) + ".struct_size: " + std::to_string(given) + ", expected " +
+                                     std::to_string(sizeof(Struct))};
 }
 
-Status missing(const char* name) { return {IFAB_INVALID_ARGUMENT, std::string(name) + ": NULL"}; }
+Status missing(const char* name) {
+  return {IFAB_INVALID_ARGUMENT, std::string(name) + ": NULL"};
+}
 
 // The rule of every function that answers with a document.
 Status write_document(const std::string& document, char* buffer, size_t cap, size_t* out_size) {
   if (out_size == nullptr) return missing("out_size");
   *out_size = document.size();
   if (cap < document.size()) {
-    return {IFAB_OUT_OF_RANGE, "the document has " + std::to_string(document.size()) + " bytes, the buffer " +
-                                   std::to_string(cap)};
+    return {IFAB_OUT_OF_RANGE,
+            "the document has " + std::to_string(document.size()) + " bytes, the buffer " + std::to_string(cap)};
   }
   if (buffer == nullptr) return missing("buffer");
   std::memcpy(buffer, document.data(), document.size());
@@ -115,7 +117,9 @@ size_t ifab_struct_size(int32_t which) noexcept {
   }
 }
 
-void ifab_log_set(ifab_log_fn fn, void* context, int32_t min_level) noexcept { ifab::set_log(fn, context, min_level); }
+void ifab_log_set(ifab_log_fn fn, void* context, int32_t min_level) noexcept {
+  ifab::set_log(fn, context, min_level);
+}
 
 ifab_status_t ifab_engine_inspect(const char* engine_dir, char* buffer, size_t cap, size_t* out_size, char* err,
                                   size_t err_cap) noexcept {
@@ -125,8 +129,8 @@ ifab_status_t ifab_engine_inspect(const char* engine_dir, char* buffer, size_t c
     if (Status status = ifab::EngineDirectory::open(engine_dir, directory); !status.ok()) return status;
     const ifab::Inspection inspection = ifab::inspect(*directory);
     const char* file = inspection.backend == nullptr ? "" : inspection.backend->configuration_file;
-    return ifab::write_document(ifab::inspection_report(directory->contract_sha256(), file, inspection.findings), buffer,
-                                cap, out_size);
+    return ifab::write_document(ifab::inspection_report(directory->contract_sha256(), file, inspection.findings),
+                                buffer, cap, out_size);
   });
 }
 

@@ -194,7 +194,7 @@ class BasicAdmission {
   uint32_t rounds_without_room_ = 0;  // in a row
   bool no_room_ = false;              // retried enough: progress-only until room may have come
   Need blocked_need_;
-  uint64_t blocked_at_ = 0;         // value of changes_
+  uint64_t blocked_at_ = 0;          // value of changes_
   bool blocked_by_batcher_ = false;  // which said so although its figures suffice
   bool order_changed_ = false;       // since then somebody else may be first
 
@@ -261,10 +261,10 @@ Decision BasicAdmission<Rules>::next(Backend& backend, const ReaderRoom& reader)
     Need need;
     if (put_off_for_leader(backend, *lane, need)) continue;
     if (need.slots > facts_.slots || need.blocks_ever > facts_.kv_pool_blocks) {
-      return fail(*lane, {IFAB_RESOURCE_EXHAUSTED,
-                          "needs " + std::to_string(need.slots) + " slots and " + std::to_string(need.blocks_ever) +
-                              " KV blocks; the engine has " + std::to_string(facts_.slots) + " and " +
-                              std::to_string(facts_.kv_pool_blocks)});
+      return fail(*lane, {IFAB_RESOURCE_EXHAUSTED, "needs " + std::to_string(need.slots) + " slots and " +
+                                                       std::to_string(need.blocks_ever) +
+                                                       " KV blocks; the engine has " + std::to_string(facts_.slots) +
+                                                       " and " + std::to_string(facts_.kv_pool_blocks)});
     }
     AdmitResult asked;  // kNoRoom
     const bool suffices = room_suffices(backend.room(), need);

@@ -82,9 +82,9 @@ struct StepReport {
   uint32_t prompt_tokens = 0;     // computed
   uint32_t generated_tokens = 0;  // sampled
   bool progressed = false;
-  uint64_t clock_us = 0;          // time that the step stands for, where the engine keeps a clock of its own; 0: the
-                                  // caller's clock says how long it took
-  Status engine_failure;          // not ok: the engine cannot go on; everything in flight is failed by the caller
+  uint64_t clock_us = 0;  // time that the step stands for, where the engine keeps a clock of its own; 0: the
+                          // caller's clock says how long it took
+  Status engine_failure;  // not ok: the engine cannot go on; everything in flight is failed by the caller
 };
 
 class Backend {

@@ -12,7 +12,8 @@ std::string names_in(const EngineDirectory& directory) {
   std::string names;
   size_t shown = 0;
   for (const auto& [name, size] : directory.files()) {
-    if (shown++ == kNamesShown) return names + " and " + std::to_string(directory.files().size() - kNamesShown) + " more";
+    if (shown++ == kNamesShown)
+      return names + " and " + std::to_string(directory.files().size() - kNamesShown) + " more";
     names += (names.empty() ? "" : ", ") + name;
   }
   return names.empty() ? "no files" : names;
@@ -40,7 +41,8 @@ Inspection inspect(const EngineDirectory& directory) {
     result.findings.push_back({"", names_in(directory), "the configuration of one backend: " + looked_for(", or ")});
   } else if (known.size() > 1) {
     std::string found;
-    for (const BackendEntry* entry : known) found += (found.empty() ? "" : " and ") + std::string(entry->configuration_file);
+    for (const BackendEntry* entry : known)
+      found += (found.empty() ? "" : " and ") + std::string(entry->configuration_file);
     result.findings.push_back({"", found, "the configuration of exactly one backend: " + looked_for(", or ")});
   } else {
     result.backend = known.front();

@@ -140,9 +140,11 @@ Status Engine::check(const ifab_poll_buffers_t& buffers) const {
   };
   const Minimum minima[] = {
       {"events_cap", buffers.events_cap, 1, buffers.events == nullptr},
-      {"tokens_cap", buffers.tokens_cap, limits_.poll_tokens(), buffers.tokens == nullptr || buffers.logprobs == nullptr},
+      {"tokens_cap", buffers.tokens_cap, limits_.poll_tokens(),
+       buffers.tokens == nullptr || buffers.logprobs == nullptr},
       {"text_cap", buffers.text_cap, kEventTextBytes, buffers.text == nullptr},
-      {"payload_cap", buffers.payload_cap, limits_.payload_bytes, limits_.payload_bytes > 0 && buffers.payload == nullptr},
+      {"payload_cap", buffers.payload_cap, limits_.payload_bytes,
+       limits_.payload_bytes > 0 && buffers.payload == nullptr},
   };
   for (const Minimum& minimum : minima) {
     if (minimum.missing) return {IFAB_INVALID_ARGUMENT, std::string(minimum.field) + ": its buffer is NULL"};
@@ -158,7 +160,8 @@ Status Engine::check(const ifab_poll_buffers_t& buffers) const {
 }
 
 Status Engine::poll(const ifab_poll_buffers_t& buffers, int32_t timeout_ms, uint32_t& count) {
-  if (timeout_ms < 0) return {IFAB_INVALID_ARGUMENT, "timeout_ms: " + std::to_string(timeout_ms) + ", expected 0 or more"};
+  if (timeout_ms < 0)
+    return {IFAB_INVALID_ARGUMENT, "timeout_ms: " + std::to_string(timeout_ms) + ", expected 0 or more"};
   if (Status status = check(buffers); !status.ok()) return status;
   if (polling_.exchange(true, std::memory_order_acquire)) {
     return {IFAB_FAILED_PRECONDITION, "another thread is polling this engine"};

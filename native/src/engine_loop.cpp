@@ -20,7 +20,9 @@ constexpr Clock::duration kIdleRest = std::chrono::seconds(1);  // every ring en
 constexpr Clock::duration kFirstStillRest = microseconds(50);
 constexpr Clock::duration kLongestStillRest = milliseconds(20);
 
-uint64_t us(Clock::duration duration) { return static_cast<uint64_t>(duration_cast<microseconds>(duration).count()); }
+uint64_t us(Clock::duration duration) {
+  return static_cast<uint64_t>(duration_cast<microseconds>(duration).count());
+}
 
 }  // namespace
 
@@ -225,7 +227,9 @@ void EngineLoop::rest(Clock::duration limit) {
   now_.idle = false;
 }
 
-void EngineLoop::rest_after_still_step() { doorbell_.wait_until(Clock::now() + still_rest_); }
+void EngineLoop::rest_after_still_step() {
+  doorbell_.wait_until(Clock::now() + still_rest_);
+}
 
 void EngineLoop::fail_engine(const std::string& why) {
   log(IFAB_LOG_ERROR, "loop", "the engine has failed: " + why);

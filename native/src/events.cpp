@@ -14,7 +14,9 @@ constexpr size_t kStepsAhead = 4;
 constexpr size_t kScoresAhead = 4;
 constexpr uint64_t kPayloadAlignment = 64;
 
-uint64_t aligned(uint64_t offset) { return (offset + kPayloadAlignment - 1) / kPayloadAlignment * kPayloadAlignment; }
+uint64_t aligned(uint64_t offset) {
+  return (offset + kPayloadAlignment - 1) / kPayloadAlignment * kPayloadAlignment;
+}
 
 }  // namespace
 

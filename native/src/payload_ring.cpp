@@ -8,7 +8,9 @@ namespace {
 constexpr size_t kAlignment = 64;
 }  // namespace
 
-void PayloadRing::Free::operator()(uint8_t* memory) const { ::operator delete(memory, std::align_val_t{kAlignment}); }
+void PayloadRing::Free::operator()(uint8_t* memory) const {
+  ::operator delete(memory, std::align_val_t{kAlignment});
+}
 
 PayloadRing::PayloadRing(uint32_t slots, uint32_t payload_bytes)
     : slots_(payload_bytes == 0 ? 0 : slots),

@@ -16,7 +16,9 @@ Publisher::~Publisher() {
   for_each([](Entry& entry) { delete &entry; });
 }
 
-void Publisher::add(Entry& entry) { entries_.insert(entry.request.id, &entry); }
+void Publisher::add(Entry& entry) {
+  entries_.insert(entry.request.id, &entry);
+}
 
 Entry* Publisher::find(uint64_t request_id) {
   Entry** entry = entries_.find(request_id);

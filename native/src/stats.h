@@ -16,8 +16,8 @@ uint32_t fill_bucket(uint64_t used, uint64_t budget);
 // What the owner thread knows, in one piece.
 struct Snapshot {
   ifab_stats_t stats{};
-  uint64_t requests_inside = 0;       // the batcher
-  bool idle = false;                  // with nothing to do since idle_since
+  uint64_t requests_inside = 0;  // the batcher
+  bool idle = false;             // with nothing to do since idle_since
   Clock::time_point idle_since{};
 };
 

@@ -55,9 +55,8 @@ Status check_lengths(const ifab_request_t& raw, const ContractValues& contract) 
   const ContractValues::Limits& limits = contract.limits;
   const uint32_t least = limits.max_output_tokens == 0 ? 0 : 1;
   if (raw.max_tokens < least || raw.max_tokens > limits.max_output_tokens) {
-    const std::string expected = limits.max_output_tokens == 0
-                                     ? "0: the engine generates nothing"
-                                     : "1 to " + std::to_string(limits.max_output_tokens);
+    const std::string expected = limits.max_output_tokens == 0 ? "0: the engine generates nothing"
+                                                               : "1 to " + std::to_string(limits.max_output_tokens);
     return invalid("max_tokens", std::to_string(raw.max_tokens) + ", expected " + expected);
   }
   if (uint64_t{raw.token_count} + raw.max_tokens > limits.max_sequence_tokens) {
@@ -81,7 +80,8 @@ Status check_lengths(const ifab_request_t& raw, const ContractValues& contract) 
 
 Status check_stops(const ifab_request_t& raw, const ContractValues& contract) {
   if (raw.stop_count > kMaxStopIds) {
-    return invalid("stop_ids", std::to_string(raw.stop_count) + " ids, expected at most " + std::to_string(kMaxStopIds));
+    return invalid("stop_ids",
+                   std::to_string(raw.stop_count) + " ids, expected at most " + std::to_string(kMaxStopIds));
   }
   if (raw.stop_count > 0 && raw.stop_ids == nullptr) return invalid("stop_ids", "NULL with a count");
   return check_ids("stop_ids", raw.stop_ids, raw.stop_count, contract.model.vocab_size);
@@ -89,7 +89,8 @@ Status check_stops(const ifab_request_t& raw, const ContractValues& contract) {
 
 Status check_heads(const ifab_request_t& raw) {
   if (raw.head_count > kMaxHeads) {
-    return invalid("head_ends", std::to_string(raw.head_count) + " heads, expected at most " + std::to_string(kMaxHeads));
+    return invalid("head_ends",
+                   std::to_string(raw.head_count) + " heads, expected at most " + std::to_string(kMaxHeads));
   }
   if (raw.head_count > 0 && raw.head_ends == nullptr) return invalid("head_ends", "NULL with a count");
   uint32_t before = 0;
@@ -187,8 +188,7 @@ Status check_guide(const ifab_request_t& raw, const ContractValues& contract) {
   }
   const auto& kinds = contract.capabilities.guide_kinds;
   if (std::find(kinds.begin(), kinds.end(), raw.guide_kind) == kinds.end()) {
-    return unimplemented("guide_kind",
-                         std::string(guide_name(raw.guide_kind)) + ", which the engine does not enforce");
+    return unimplemented("guide_kind", std::string(guide_name(raw.guide_kind)) + ", which the engine does not enforce");
   }
   if (raw.guide_size == 0 || raw.guide_size > kMaxGuideBytes) {
     return invalid("guide_size",

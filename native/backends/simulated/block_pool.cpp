@@ -94,7 +94,9 @@ void BlockPool::complete(uint32_t block, uint64_t chain) {
   blocks_[block].chain = chain;
 }
 
-void BlockPool::retract(uint32_t block) { unregister(block); }
+void BlockPool::retract(uint32_t block) {
+  unregister(block);
+}
 
 void BlockPool::unregister(uint32_t block) {
   Block& it = blocks_[block];

@@ -51,9 +51,9 @@ class BlockPool {
     uint64_t salt = 0;
     uint64_t key = 0;
     uint32_t holders = 0;
-    uint32_t before = kNone;       // in its prompt
+    uint32_t before = kNone;  // in its prompt
     uint32_t next_in_bucket = kNone;
-    uint32_t older = kNone;        // among resident blocks that nobody holds; next free one
+    uint32_t older = kNone;  // among resident blocks that nobody holds; next free one
     uint32_t newer = kNone;
     State state = State::kPrivate;
   };

@@ -23,16 +23,23 @@ constexpr std::array<std::pair<std::string_view, FaultKind>, 8> kKinds = {{
 }};
 
 FaultKind kind_of(const Value& value) {
-  return std::find_if(kKinds.begin(), kKinds.end(), [&](const auto& kind) { return kind.first == value.text(); })->second;
+  return std::find_if(kKinds.begin(), kKinds.end(), [&](const auto& kind) { return kind.first == value.text(); })
+      ->second;
 }
 
-uint32_t number(const Value& value) { return static_cast<uint32_t>(value.integer()); }
+uint32_t number(const Value& value) {
+  return static_cast<uint32_t>(value.integer());
+}
 
 // "not_applicable" has the integer 0, which is how this struct says it too.
-uint32_t number_or_none(const Value& value) { return number(value); }
+uint32_t number_or_none(const Value& value) {
+  return number(value);
+}
 
 int32_t dtype_of(const Value& value) {
-  return value.text() == "float32" ? IFAB_DTYPE_FLOAT32 : value.text() == "float16" ? IFAB_DTYPE_FLOAT16 : IFAB_DTYPE_BFLOAT16;
+  return value.text() == "float32"   ? IFAB_DTYPE_FLOAT32
+         : value.text() == "float16" ? IFAB_DTYPE_FLOAT16
+                                     : IFAB_DTYPE_BFLOAT16;
 }
 
 }  // namespace
@@ -64,8 +71,8 @@ Config read_config(const Value& document, const ContractValues& contract) {
   config.time.generated_token_ns = number(time.at("generated_token_ns"));
   config.time.context_token_ns = number(time.at("context_token_ns"));
   for (const Value& fault : document.at("step_faults").items()) {
-    config.step_faults.push_back({kind_of(fault.at("kind")), static_cast<uint64_t>(fault.at("step").integer()),
-                                  number(fault.at("count"))});
+    config.step_faults.push_back(
+        {kind_of(fault.at("kind")), static_cast<uint64_t>(fault.at("step").integer()), number(fault.at("count"))});
   }
   for (const Value& fault : document.at("request_faults").items()) {
     const bool one_in = fault.at("trigger").text() == "one_in";

@@ -15,13 +15,13 @@ inline constexpr const char* kConfigurationFile = "simulated.json";
 // What a fault does. Faults of a step begin with a step of that number, counted from 1 over all steps of the engine;
 // faults of a request when its prompt is about to be computed, unless said otherwise, and once for each request.
 enum class FaultKind {
-  kStall,        // steps do nothing, for `count` of them; count 0: until a progress-only step
-  kThrow,        // the step throws
-  kSlowStep,     // the step takes `count` ms more
-  kKillProcess,  // the process gets SIGKILL
-  kNoRoom,       // admissions of the request find no room, `count` times; count 0: until a progress-only step
-  kFailRequest,  // the request fails when its prompt is computed
-  kWrongOrder,   // its tokens are told before its context is done
+  kStall,         // steps do nothing, for `count` of them; count 0: until a progress-only step
+  kThrow,         // the step throws
+  kSlowStep,      // the step takes `count` ms more
+  kKillProcess,   // the process gets SIGKILL
+  kNoRoom,        // admissions of the request find no room, `count` times; count 0: until a progress-only step
+  kFailRequest,   // the request fails when its prompt is computed
+  kWrongOrder,    // its tokens are told before its context is done
   kPayloadFails,  // its payload cannot be extracted
 };
 

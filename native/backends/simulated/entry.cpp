@@ -17,7 +17,9 @@ using simulated::Config;
 using simulated::kConfigurationFile;
 using simulated::SimulatedBackend;
 
-bool recognises(const EngineDirectory& directory) { return directory.has(kConfigurationFile); }
+bool recognises(const EngineDirectory& directory) {
+  return directory.has(kConfigurationFile);
+}
 
 std::optional<Value> read(const EngineDirectory& directory, std::vector<Finding>& findings) {
   std::string text;
@@ -35,7 +37,9 @@ std::optional<Value> read(const EngineDirectory& directory, std::vector<Finding>
   return document;
 }
 
-void inspect(const EngineDirectory& directory, std::vector<Finding>& findings) { (void)read(directory, findings); }
+void inspect(const EngineDirectory& directory, std::vector<Finding>& findings) {
+  (void)read(directory, findings);
+}
 
 Status load(const EngineDirectory& directory, std::unique_ptr<Backend>& out) {
   std::vector<Finding> findings;

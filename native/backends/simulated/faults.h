@@ -37,7 +37,7 @@ class Faults {
 
   const Config& config_;
   uint64_t step_ = 0;
-  uint64_t stalled_until_ = 0;            // the first step that does something again
+  uint64_t stalled_until_ = 0;  // the first step that does something again
   bool stalled_until_progress_only_ = false;
   uint32_t extra_ms_ = 0;
   // The request that found no room last, how often, and whether a progress-only step came since it first did.

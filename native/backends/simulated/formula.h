@@ -37,14 +37,20 @@ constexpr uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-constexpr uint64_t chain_start(uint64_t seed) { return mix(seed); }
-constexpr uint64_t chain_next(uint64_t chain, int32_t id) { return mix(chain ^ static_cast<uint32_t>(id)); }
+constexpr uint64_t chain_start(uint64_t seed) {
+  return mix(seed);
+}
+constexpr uint64_t chain_next(uint64_t chain, int32_t id) {
+  return mix(chain ^ static_cast<uint32_t>(id));
+}
 
 // The part of a word that all tokens of a sample share.
 constexpr uint64_t sample_key(uint64_t chain, uint64_t request_seed, uint32_t sample) {
   return mix(mix(chain ^ request_seed) ^ sample);
 }
-constexpr uint64_t token_word(uint64_t key, uint32_t k) { return mix(key ^ k); }
+constexpr uint64_t token_word(uint64_t key, uint32_t k) {
+  return mix(key ^ k);
+}
 
 // `end_ids` ascending.
 constexpr int32_t token_of(uint64_t word, uint32_t vocab_size, std::span<const int32_t> end_ids, uint32_t end_one_in) {
@@ -56,11 +62,15 @@ constexpr int32_t token_of(uint64_t word, uint32_t vocab_size, std::span<const i
   return token;
 }
 
-constexpr float logprob_of(uint64_t word) { return -static_cast<float>((word >> 20) & 0xFFF) / 512.0f; }
+constexpr float logprob_of(uint64_t word) {
+  return -static_cast<float>((word >> 20) & 0xFFF) / 512.0f;
+}
 
 // Writes `values` values of a payload, little-endian; `dtype` is IFAB_DTYPE_*.
 void write_payload(uint64_t chain, uint32_t values, int32_t dtype, uint8_t* out);
 
-constexpr bool hit_by(uint64_t chain, uint64_t one_in) { return one_in > 0 && mix(chain ^ one_in) % one_in == 0; }
+constexpr bool hit_by(uint64_t chain, uint64_t one_in) {
+  return one_in > 0 && mix(chain ^ one_in) % one_in == 0;
+}
 
 }  // namespace ifab::simulated

@@ -11,7 +11,9 @@
 namespace ifab::simulated {
 namespace {
 
-uint32_t dtype_bytes(int32_t dtype) { return dtype == IFAB_DTYPE_FLOAT32 ? 4 : 2; }
+uint32_t dtype_bytes(int32_t dtype) {
+  return dtype == IFAB_DTYPE_FLOAT32 ? 4 : 2;
+}
 
 EngineFacts facts_of(const Config& config) {
   EngineFacts facts;
@@ -193,8 +195,7 @@ uint64_t SimulatedBackend::generate(StepReport& report, Sink& sink) {
 bool SimulatedBackend::has_block(Sample& sample) {
   if (config_.kv_block_tokens == 0) return true;
   const size_t prompt = lives_[sample.live].request->prompt.size();
-  const size_t needed =
-      (prompt + sample.generated) / config_.kv_block_tokens - prompt / config_.kv_block_tokens + 1;
+  const size_t needed = (prompt + sample.generated) / config_.kv_block_tokens - prompt / config_.kv_block_tokens + 1;
   if (needed <= sample.blocks) return true;
   const uint32_t block = pool_.take();
   if (block == BlockPool::kNone) return false;

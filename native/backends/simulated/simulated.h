@@ -120,7 +120,7 @@ class SimulatedBackend final : public Backend {
   std::vector<float> scores_;            // of one prompt
 
   uint32_t slots_left_;
-  uint64_t promised_ = 0;       // blocks that live requests may still take
+  uint64_t promised_ = 0;        // blocks that live requests may still take
   uint64_t prompt_pending_ = 0;  // prompt tokens of live requests still to compute
 
   std::mutex interrupt_mutex_;

@@ -108,22 +108,22 @@ typedef struct ifab_request {
   uint64_t guide_size;       /* at most 1 MiB */
   uint64_t salt;             /* cached heads are shared within one salt only */
   ifab_sampling_t sampling;
-  uint32_t token_count;      /* at least 1 */
-  uint32_t stop_count;       /* at most 64 */
-  uint32_t max_tokens;       /* for each sample; 0 exactly where the engine generates nothing */
-  uint32_t samples;          /* at least 1; samples share the prompt's prefill */
-  uint32_t flags;            /* IFAB_REQUEST_* */
-  int32_t guide_kind;        /* IFAB_GUIDE_* */
-  int32_t priority;          /* -100 to 100; higher enters the batcher first, equal ones keep submit order. One that
-                                others pass for long gets its turn all the same. */
-  uint32_t head_count;       /* at most 16 */
+  uint32_t token_count; /* at least 1 */
+  uint32_t stop_count;  /* at most 64 */
+  uint32_t max_tokens;  /* for each sample; 0 exactly where the engine generates nothing */
+  uint32_t samples;     /* at least 1; samples share the prompt's prefill */
+  uint32_t flags;       /* IFAB_REQUEST_* */
+  int32_t guide_kind;   /* IFAB_GUIDE_* */
+  int32_t priority;     /* -100 to 100; higher enters the batcher first, equal ones keep submit order. One that
+                           others pass for long gets its turn all the same. */
+  uint32_t head_count;  /* at most 16 */
 } ifab_request_t;
 
 /* What became of one request of a submit. */
 typedef struct ifab_submit_result {
-  ifab_status_t status;  /* IFAB_OK: accepted, and will end with exactly one FINISHED per sample, or one FAILED */
-  uint32_t text_offset;  /* where the message lies in the submit's text buffer, when status is not IFAB_OK */
-  uint32_t text_size;    /* its size in bytes, without terminator */
+  ifab_status_t status; /* IFAB_OK: accepted, and will end with exactly one FINISHED per sample, or one FAILED */
+  uint32_t text_offset; /* where the message lies in the submit's text buffer, when status is not IFAB_OK */
+  uint32_t text_size;   /* its size in bytes, without terminator */
 } ifab_submit_result_t;
 
 /* Kinds of event. */
@@ -147,27 +147,27 @@ typedef struct ifab_submit_result {
  * hold until the caller's next poll into the same buffers. Fields that the kind does not name are 0. */
 typedef struct ifab_event {
   uint64_t request_id;
-  int32_t kind;                /* IFAB_EVENT_* */
-  uint32_t sample;             /* TOKENS, FINISHED: which sample */
-  uint32_t token_offset;       /* TOKENS: into tokens; the same offset into logprobs when has_logprobs */
-  uint32_t token_count;        /* TOKENS; for CONTEXT_DONE with prompt log-probabilities, how many lie at
-                                  token_offset of logprobs (tokens there are the prompt's) */
-  uint32_t has_logprobs;       /* TOKENS, CONTEXT_DONE: 1 where logprobs holds values */
-  int32_t reason;              /* FINISHED: IFAB_FINISH_* */
-  int32_t stop_id;             /* FINISHED with STOP: the token that ended the sample, which is not among its tokens;
-                                  -1 otherwise */
-  ifab_status_t status;        /* FAILED: what went wrong */
-  uint32_t text_offset;        /* FAILED, or FINISHED without its payload: into text, the reason */
+  int32_t kind;          /* IFAB_EVENT_* */
+  uint32_t sample;       /* TOKENS, FINISHED: which sample */
+  uint32_t token_offset; /* TOKENS: into tokens; the same offset into logprobs when has_logprobs */
+  uint32_t token_count;  /* TOKENS; for CONTEXT_DONE with prompt log-probabilities, how many lie at
+                            token_offset of logprobs (tokens there are the prompt's) */
+  uint32_t has_logprobs; /* TOKENS, CONTEXT_DONE: 1 where logprobs holds values */
+  int32_t reason;        /* FINISHED: IFAB_FINISH_* */
+  int32_t stop_id;       /* FINISHED with STOP: the token that ended the sample, which is not among its tokens;
+                            -1 otherwise */
+  ifab_status_t status;  /* FAILED: what went wrong */
+  uint32_t text_offset;  /* FAILED, or FINISHED without its payload: into text, the reason */
   uint32_t text_size;
-  uint32_t prompt_tokens;      /* CONTEXT_DONE, FINISHED, FAILED: size of the prompt */
-  uint32_t cached_tokens;      /* of these, taken from a resident head */
-  uint32_t computed_tokens;    /* of these, computed for this request, counted step by step */
-  uint32_t generated_tokens;   /* FINISHED: tokens of this sample, the stop token included */
-  uint32_t payload_offset;     /* FINISHED of sample 0: into payload, in bytes, a multiple of 64 */
-  uint32_t payload_size;       /* in bytes; 0 where there is no payload */
-  int32_t payload_dtype;       /* IFAB_DTYPE_* */
-  uint32_t payload_crc32;      /* CRC-32 (ISO-HDLC) of the payload */
-  uint32_t payload_missing;    /* FINISHED: 1 where a payload was due and its extraction failed; text says why */
+  uint32_t prompt_tokens;    /* CONTEXT_DONE, FINISHED, FAILED: size of the prompt */
+  uint32_t cached_tokens;    /* of these, taken from a resident head */
+  uint32_t computed_tokens;  /* of these, computed for this request, counted step by step */
+  uint32_t generated_tokens; /* FINISHED: tokens of this sample, the stop token included */
+  uint32_t payload_offset;   /* FINISHED of sample 0: into payload, in bytes, a multiple of 64 */
+  uint32_t payload_size;     /* in bytes; 0 where there is no payload */
+  int32_t payload_dtype;     /* IFAB_DTYPE_* */
+  uint32_t payload_crc32;    /* CRC-32 (ISO-HDLC) of the payload */
+  uint32_t payload_missing;  /* FINISHED: 1 where a payload was due and its extraction failed; text says why */
   uint32_t reserved;
 } ifab_event_t;
 
@@ -192,15 +192,15 @@ typedef struct ifab_poll_buffers {
 
 /* A reading of the engine's counters, consistent in itself. Counters only grow between create and destroy. */
 typedef struct ifab_stats {
-  size_t struct_size;             /* set by the caller; the library fills no further */
-  uint64_t progress_tick;         /* advances whenever the batcher did something; queued work with a still tick is a
-                                     stall */
-  uint64_t steps;                 /* steps executed, progress-only ones included */
-  uint64_t progress_only_steps;   /* steps before which nothing was admitted because there had been no room */
-  uint64_t admission_retries;     /* admissions put off for lack of room */
-  uint64_t leader_waits;          /* admissions put off because a leader computes the head they share: not a stall */
-  uint64_t requests_submitted;    /* accepted by submit */
-  uint64_t requests_refused;      /* refused by submit */
+  size_t struct_size;           /* set by the caller; the library fills no further */
+  uint64_t progress_tick;       /* advances whenever the batcher did something; queued work with a still tick is a
+                                   stall */
+  uint64_t steps;               /* steps executed, progress-only ones included */
+  uint64_t progress_only_steps; /* steps before which nothing was admitted because there had been no room */
+  uint64_t admission_retries;   /* admissions put off for lack of room */
+  uint64_t leader_waits;        /* admissions put off because a leader computes the head they share: not a stall */
+  uint64_t requests_submitted;  /* accepted by submit */
+  uint64_t requests_refused;    /* refused by submit */
   uint64_t requests_finished;
   uint64_t requests_failed;
   uint64_t requests_cancelled;
@@ -209,17 +209,17 @@ typedef struct ifab_stats {
   uint64_t generated_tokens;
   uint64_t payload_bytes;
   uint64_t payload_failures;
-  uint64_t queued;                /* accepted, not yet in the batcher */
-  uint64_t active;                /* sequences in the batcher */
+  uint64_t queued; /* accepted, not yet in the batcher */
+  uint64_t active; /* sequences in the batcher */
   uint64_t kv_blocks_used;
-  uint64_t kv_blocks_total;       /* 0 without a cache */
+  uint64_t kv_blocks_total; /* 0 without a cache */
   uint64_t payload_slots_used;
   uint64_t payload_slots_total;
-  uint64_t events_pending;        /* published, not yet polled */
-  uint64_t held_back;             /* 1 while no step is taken because events are not polled */
-  uint64_t engine_failed;         /* 1 once the engine cannot go on: everything in flight has FAILED */
-  uint64_t busy_us;               /* time in steps */
-  uint64_t idle_us;               /* time with nothing to do */
+  uint64_t events_pending; /* published, not yet polled */
+  uint64_t held_back;      /* 1 while no step is taken because events are not polled */
+  uint64_t engine_failed;  /* 1 once the engine cannot go on: everything in flight has FAILED */
+  uint64_t busy_us;        /* time in steps */
+  uint64_t idle_us;        /* time with nothing to do */
   uint64_t uptime_us;
   uint64_t step_us[IFAB_HISTOGRAM_BUCKETS];   /* steps by duration: bucket i counts steps of [2^i, 2^(i+1)) us; the
                                                  first also shorter, the last also longer ones */
@@ -297,9 +297,9 @@ IFAB_API void ifab_engine_destroy(ifab_engine_t **engine) IFAB_NOEXCEPT;
 
 /* Says what the loaded engine is, as UTF-8 JSON; buffer rules as for ifab_engine_inspect().
  *
- * The document: {"contract_sha256", "vocab_size", "hidden_size", "layers", "kv_pool_blocks", "load_ms", "limits": {...},
- * "capabilities": {...}, "poll": {"events", "tokens", "payload_bytes", "text_bytes"}}; limits and capabilities have the
- * fields of the contract, with the values in force; poll gives the smallest buffers that a poll may use.
+ * The document: {"contract_sha256", "vocab_size", "hidden_size", "layers", "kv_pool_blocks", "load_ms", "limits":
+ * {...}, "capabilities": {...}, "poll": {"events", "tokens", "payload_bytes", "text_bytes"}}; limits and capabilities
+ * have the fields of the contract, with the values in force; poll gives the smallest buffers that a poll may use.
  * Threads: [any]. Since: ABI 1.0. */
 IFAB_API IFAB_MUST_CHECK ifab_status_t ifab_engine_describe(const ifab_engine_t *engine, char *buffer, size_t cap,
                                                             size_t *out_size, char *err, size_t err_cap) IFAB_NOEXCEPT;
@@ -344,8 +344,8 @@ IFAB_API IFAB_MUST_CHECK ifab_status_t ifab_engine_cancel(ifab_engine_t *engine,
 /* Fills *stats up to its struct_size. Never waits for a step.
  * IFAB_INVALID_ARGUMENT: struct_size too small or too large.
  * Threads: [any]. Since: ABI 1.0. */
-IFAB_API IFAB_MUST_CHECK ifab_status_t ifab_engine_stats(const ifab_engine_t *engine, ifab_stats_t *stats)
-    IFAB_NOEXCEPT;
+IFAB_API IFAB_MUST_CHECK ifab_status_t ifab_engine_stats(const ifab_engine_t *engine,
+                                                         ifab_stats_t *stats) IFAB_NOEXCEPT;
 
 #ifdef __cplusplus
 } /* extern "C" */
