@@ -7,6 +7,8 @@ the line, and tracebacks carry no local variables.
 
     log = logs.get("worker.engine")
     log.info("engine.loaded", engine_id="…", load_ms=812)
+
+A program that never calls `configure`, such as a command, shows warnings and errors only, in the same form.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from opentelemetry import trace
 from structlog.tracebacks import ExceptionDictTransformer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 _WITHHELD = frozenset({
@@ -39,26 +43,8 @@ def configure(service: str, *, level: str = "info", stream: BinaryIO | None = No
     """
     out = stream or sys.stderr.buffer
     threshold = logging.getLevelNamesMapping()[level.upper()]
-
-    def add_service(_logger: Any, _method: str, event: EventDict) -> EventDict:
-        event.setdefault("service", service)
-        return event
-
-    chain: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        add_service,
-        _add_trace,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
-        _withhold,
-    ]
-    structlog.configure(
-        processors=[*chain, structlog.processors.JSONRenderer(serializer=_serialize)],
-        wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.BytesLoggerFactory(out),
-        cache_logger_on_first_use=False,
-    )
+    chain = _chain(service)
+    _configure_structlog(chain, threshold, structlog.BytesLoggerFactory(out))
     handler = _BytesHandler(out)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[structlog.stdlib.add_logger_name, *chain],
@@ -76,6 +62,33 @@ def configure(service: str, *, level: str = "info", stream: BinaryIO | None = No
 def get(name: str) -> FilteringBoundLogger:
     """Returns a logger whose lines carry `component=name`."""
     return cast("FilteringBoundLogger", structlog.get_logger(component=name))
+
+
+def _chain(service: str) -> list[Processor]:
+    """What every line goes through before it is written."""
+
+    def add_service(_logger: Any, _method: str, event: EventDict) -> EventDict:
+        event.setdefault("service", service)
+        return event
+
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        add_service,
+        _add_trace,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
+        _withhold,
+    ]
+
+
+def _configure_structlog(chain: list[Processor], threshold: int, factory: Callable[..., Any]) -> None:
+    structlog.configure(
+        processors=[*chain, structlog.processors.JSONRenderer(serializer=_serialize)],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=factory,
+        cache_logger_on_first_use=False,
+    )
 
 
 class _BytesHandler(logging.Handler):
@@ -112,3 +125,8 @@ def _withhold(_logger: Any, _method: str, event: EventDict) -> EventDict:
         elif isinstance(value, str) and len(value) > _VALUE_CHARACTERS_MAX:
             event[key] = value[:_VALUE_CHARACTERS_MAX] + "…"
     return event
+
+
+if not structlog.is_configured():
+    # structlog by itself would print to stdout, where results of commands go, with the local variables of every frame.
+    _configure_structlog(_chain("unconfigured"), logging.WARNING, lambda *_: structlog.BytesLogger(sys.stderr.buffer))

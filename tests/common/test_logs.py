@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
 import sys
 import warnings
 
@@ -13,6 +15,7 @@ import structlog
 from services.common import logs
 from services.common.telemetry import Telemetry
 from tests.support.logged import captured_logs
+from tests.support.processes import ROOT
 
 
 def test_a_line_says_what_who_where_and_when() -> None:
@@ -96,6 +99,16 @@ def test_values_that_are_no_json_are_written_as_text() -> None:
         logs.get("x").info("value.odd", value={1, }, keys={3: "a"})
     assert lines.all()[0]["value"] == "{1}"
     assert lines.all()[0]["keys"] == {"3": "a"}
+
+
+def test_a_program_that_configures_nothing_shows_warnings_on_stderr_only() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", "from services.common import logs; log = logs.get('x'); "
+                               "log.info('quiet.now'); log.warning('loud.now', prompt='secret')"],
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
+    assert ended.stdout == ""
+    line = json.loads(ended.stderr)
+    assert (line["event"], line["prompt"]) == ("loud.now", "withheld")
 
 
 def test_nothing_warns_on_the_way() -> None:

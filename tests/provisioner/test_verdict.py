@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ifabric.engine.v1 import contract_pb2, node_pb2
+from ifabric.worker.v1 import worker_service_pb2
 from services.common.contract import Finding
 from services.common.errors import DeadlineExceededError
 from services.provisioner import verdict
+from services.provisioner.wording import field_label
 from tests.provisioner import made
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from ifabric.worker.v1 import worker_service_pb2
 
 def paths(findings: list[Finding]) -> list[str]:
     return [finding.path for finding in findings]
@@ -188,6 +188,29 @@ def test_a_probe_that_brings_something_else_is_found(
 def test_a_probe_without_answer_says_what_came_instead() -> None:
     finding, = verdict.unanswered("10.0.0.1:7", DeadlineExceededError("25 s are over"))
     assert finding == Finding("probe", "DEADLINE: 25 s are over", "an answer of WorkerService.Probe at 10.0.0.1:7")
+
+
+def test_every_path_is_a_label_that_metrics_know() -> None:
+    bare = node_pb2.NodeDescription()
+    bare.contract.files.add()
+    bare.contract.capabilities.payload.value.shape.append(0)
+    found = verdict.identity(bare) + verdict.description(bare)
+    for payload in (False, True):
+        node = made.description(payload=payload)
+        node.contract.card.count = 99
+        node.card.memory_bytes = 1
+        node.card.family = "other"
+        node.card.compute_capability.value = "1.0"
+        found += verdict.agreement(node) + verdict.report(node, node_pb2.EngineReport(kv_pool_blocks=-1))
+        answer = worker_service_pb2.ProbeResponse(payload_bytes=3)
+        answer.payload.value.shape.append(1)
+        answer.usage.generated_tokens = 7_000
+        answer.usage.cached_tokens = 9
+        found += verdict.probe(node, made.report(node), answer)
+    assert len({finding.path for finding in found}) > 60
+    assert {finding.path for finding in found if field_label(finding.path) == "other"} == set()
+    assert field_label("contract.files[3].sha256") == "contract.files.sha256"
+    assert field_label("contract.limits.colour") == "other"
 
 
 def test_two_provisioners_agree() -> None:

@@ -4,7 +4,7 @@
 Health names: `""` is readiness (NOT_SERVING until `ready()`), `liveness` is true while the process works, each service
 has its full name, and services add more (`engine/<id>`) with `set_health`. Draining, in this order: every name but
 `liveness` turns NOT_SERVING, the drain hooks run, balancers get `drain_propagation_s` to notice, new calls are refused
-UNAVAILABLE while old ones may end within `drain_grace_s`, the close hooks run.
+UNAVAILABLE while old ones may end, the close hooks run. Drain hooks and old calls share `drain_grace_s`.
 
     server = Server(settings, telemetry)
     server.add(worker_service_pb2_grpc.add_WorkerServiceServicer_to_server, servicer, "ifabric.worker.v1.WorkerService")
@@ -16,6 +16,7 @@ UNAVAILABLE while old ones may end within `drain_grace_s`, the close hooks run.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LIVENESS = "liveness"
+_LEAST_S = 0.1
+"""What each step of a drain gets at least, where those before it have used the grace up."""
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _log = logs.get("common.rpc")
@@ -101,11 +104,11 @@ class Server:
         self._own.append(full_name)
 
     def on_drain(self, name: str, hook: Hook) -> None:
-        """Has `hook` run when draining begins, in order of registration, for `drain_grace_s` at most."""
+        """Has `hook` run when draining begins, in order of registration, within what is left of `drain_grace_s`."""
         self._drain_hooks.append((name, hook))
 
     def on_close(self, name: str, hook: Hook) -> None:
-        """Has `hook` run after the last call has ended, in reverse order of registration."""
+        """Has `hook` run after the last call has ended, in reverse order of registration, each for `drain_grace_s`."""
         self._close_hooks.append((name, hook))
 
     async def start(self) -> str:
@@ -155,22 +158,24 @@ class Server:
         self.draining.set()
         _log.info("drain.started")
         await self._publish()
+        grace_s, propagation_s = self._settings.drain_grace_s, self._settings.drain_propagation_s
+        ends_at = time.monotonic() + grace_s
         for name, hook in self._drain_hooks:
-            await self._run(name, hook)
-        await asyncio.sleep(self._settings.drain_propagation_s)
+            await self._run(name, hook, max(ends_at - time.monotonic(), _LEAST_S))
+        await asyncio.sleep(propagation_s)
         self._health.end_watches()
-        await self._server.stop(self._settings.drain_grace_s)
+        await self._server.stop(max(ends_at + propagation_s - time.monotonic(), _LEAST_S))
         for name, hook in reversed(self._close_hooks):
-            await self._run(name, hook)
+            await self._run(name, hook, grace_s)
         _log.info("drain.ended")
 
-    async def _run(self, name: str, hook: Hook) -> None:
+    async def _run(self, name: str, hook: Hook, limit_s: float) -> None:
         """Runs one hook; neither its failure nor its slowness keeps the others from running."""
         try:
-            async with asyncio.timeout(self._settings.drain_grace_s):
+            async with asyncio.timeout(limit_s):
                 await hook()
         except TimeoutError:
-            _log.error("drain.hook_timed_out", hook=name, limit_s=self._settings.drain_grace_s)
+            _log.error("drain.hook_timed_out", hook=name, limit_s=round(limit_s, 3))
         except Exception:
             _log.exception("drain.hook_failed", hook=name)
 
