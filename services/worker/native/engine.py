@@ -40,7 +40,7 @@ _MESSAGE_CAP = 64 * 1024
 """Room for one message, in bytes: a refused directory lists every finding."""
 _REFUSAL_CAP = 512
 """Room for the message of one refused request, in bytes."""
-_DOCUMENT_CAP = 64 * 1024
+_DOCUMENT_CAP = 4 * 1024
 """First try at the size of a document, in bytes."""
 _PAYLOAD_ALIGNMENT = 64
 
