@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from opentelemetry.metrics._internal.instrument import Gauge
 
 
+_PUSH_S = 3
+"""How long one push to a collector may take, repetitions included."""
+
+
 class Telemetry:
     """Makes instruments from `names` and serves what they say.
 
@@ -58,8 +62,10 @@ class Telemetry:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
             insecure = otlp_endpoint.startswith("http://")
-            readers.append(PeriodicExportingMetricReader(OTLPMetricExporter(otlp_endpoint, insecure=insecure)))
-            self._tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(otlp_endpoint, insecure=insecure)))
+            readers.append(PeriodicExportingMetricReader(
+                OTLPMetricExporter(otlp_endpoint, insecure=insecure, timeout=_PUSH_S)))
+            self._tracers.add_span_processor(BatchSpanProcessor(
+                OTLPSpanExporter(otlp_endpoint, insecure=insecure, timeout=_PUSH_S)))
         self._meters = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
         self._meter = self._meters.get_meter("ifabric")
         self.tracer = self._tracers.get_tracer("ifabric")
@@ -121,9 +127,9 @@ class Telemetry:
         return join_address(host, self._endpoint.server_port)
 
     def close(self) -> None:
-        """Pushes what is left and stops the endpoint. Takes at most a few seconds."""
+        """Pushes what is left and stops the endpoint; a collector that does not answer costs a few seconds."""
         self._tracers.shutdown()
-        self._meters.shutdown(timeout_millis=5_000)
+        self._meters.shutdown(timeout_millis=1_000 * _PUSH_S)
         if self._endpoint is not None:
             self._endpoint.shutdown()
             self._endpoint.server_close()
