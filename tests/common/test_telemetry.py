@@ -111,8 +111,8 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer, metrics_service_pb2
             scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
             self.names |= {span.name for scope in scopes for span in scope.spans}
             return trace_service_pb2.ExportTraceServiceResponse()
-        scopes = [scope for resource in request.resource_metrics for scope in resource.scope_metrics]
-        self.names |= {metric.name for scope in scopes for metric in scope.metrics}
+        metered = [scope for resource in request.resource_metrics for scope in resource.scope_metrics]
+        self.names |= {metric.name for scope in metered for metric in scope.metrics}
         return metrics_service_pb2.ExportMetricsServiceResponse()
 
 
