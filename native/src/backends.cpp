@@ -9,12 +9,18 @@ extern const BackendEntry simulated_backend;
 #if IFAB_WITH_LLAMA
 extern const BackendEntry llama_backend;
 #endif
+#if IFAB_WITH_TENSORRT
+extern const BackendEntry tensorrt_backend;
+#endif
 
 std::span<const BackendEntry> backends() {
   static const BackendEntry table[] = {
       simulated_backend,
 #if IFAB_WITH_LLAMA
       llama_backend,
+#endif
+#if IFAB_WITH_TENSORRT
+      tensorrt_backend,
 #endif
   };
   return table;
