@@ -45,6 +45,15 @@ _DOCUMENT_CAP = 4 * 1024
 _PAYLOAD_ALIGNMENT = 64
 
 
+def _data_offset() -> int:
+    """Where CPython keeps the data of a bytes object, counted from its identity: the same for all of them."""
+    sample = b"sample"
+    return int(ctypes.cast(ctypes.c_char_p(sample), ctypes.c_void_p).value or 0) - id(sample)
+
+
+_DATA_OFFSET = _data_offset()
+
+
 class PollBuffers:
     """Memory of one poll, reused by the next. The views hold until the next poll into the same buffers.
 
@@ -234,19 +243,18 @@ def check_contract(text: bytes) -> tuple[EngineFinding, ...]:
 def _rows(requests: Sequence[Request]) -> tuple[npt.NDArray[np.void], tuple[object, ...]]:
     """Lays requests out as an array of `ifab_request_t`; the second value keeps alive what the first points at."""
     prompts = [request.token_ids for request in requests]
-    # Pointers straight into the prompts: copying them together would cost more than everything else here.
-    pointers = (ctypes.c_char_p * len(prompts))(*prompts)
     rows = np.frombuffer(bytearray().join([request.options.record for request in requests]), dtype=REQUEST)
     rows["id"] = [request.id for request in requests]
     rows["token_count"] = [len(prompt) // 4 for prompt in prompts]
-    rows["token_ids"] = np.frombuffer(memoryview(pointers), dtype=np.uintp)
+    # Straight into the prompts: to copy them together, or to ask ctypes for each, would cost more than all the rest.
+    rows["token_ids"] = np.array([id(prompt) for prompt in prompts], dtype=np.uintp) + _DATA_OFFSET
     counts = [len(request.head_ends) for request in requests]
     if not any(counts):
-        return rows, (pointers,)
+        return rows, (prompts,)
     head_ends = np.array([end for request in requests for end in request.head_ends], dtype=np.uint32)
     rows["head_count"] = counts
     rows["head_ends"] = head_ends.ctypes.data + 4 * (np.cumsum(counts) - counts)
-    return rows, (pointers, head_ends)
+    return rows, (prompts, head_ends)
 
 
 def _document(function: Callable[..., int], *arguments: object) -> dict[str, Any]:
