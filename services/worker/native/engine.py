@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _OUT_OF_RANGE = 11
 _MESSAGE_CAP = 64 * 1024
 """Room for one message, in bytes: a refused directory lists every finding."""
+_POLL_MESSAGE_CAP = 1024
+"""Room for the message of one poll that fails, in bytes."""
 _REFUSAL_CAP = 512
 """Room for the message of one refused request, in bytes."""
 _DOCUMENT_CAP = 4 * 1024
@@ -88,7 +90,7 @@ class PollBuffers:
             text_cap=text_bytes,
         )
         self._count = ctypes.c_uint32()
-        self._message = ctypes.create_string_buffer(1024)
+        self._message = ctypes.create_string_buffer(_POLL_MESSAGE_CAP)
 
     def message(self, offset: int, size: int) -> str:
         """Returns the text at an event's text_offset and text_size."""
@@ -102,11 +104,12 @@ class Engine:
     Every method raises FailedPreconditionError after close.
     """
 
-    __slots__ = ("_handle", "_library")
+    __slots__ = ("_handle", "_library", "_poll")
 
     def __init__(self, loaded: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
         self._library = loaded
-        self._handle = handle
+        self._handle: ctypes.c_void_p | None = handle
+        self._poll = loaded.ifab_engine_poll
 
     @classmethod
     def create(cls, directory: Path) -> Engine:
@@ -168,10 +171,9 @@ class Engine:
             FailedPreconditionError: another thread is polling.
         """
         count = buffers._count
-        message = buffers._message
-        status = self._library.ifab_engine_poll(self._live(), buffers._struct, count, timeout_ms, message, len(message))
+        status = self._poll(self._live(), buffers._struct, count, timeout_ms, buffers._message, _POLL_MESSAGE_CAP)
         if status:
-            raise native_error(status, _text(message))
+            raise native_error(status, _text(buffers._message))
         return buffers.events[: count.value]
 
     def wake(self) -> None:
@@ -203,7 +205,9 @@ class Engine:
 
     def close(self) -> None:
         """Ends the engine and drops what is in flight. Blocks for at most one step; again is no error."""
-        self._library.ifab_engine_destroy(ctypes.byref(self._handle))
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._library.ifab_engine_destroy(ctypes.byref(handle))
 
     def __enter__(self) -> Engine:
         return self
@@ -214,9 +218,10 @@ class Engine:
         self.close()
 
     def _live(self) -> ctypes.c_void_p:
-        if self._handle.value is None:
+        handle = self._handle
+        if handle is None:
             raise FailedPreconditionError("the engine is closed")
-        return self._handle
+        return handle
 
 
 def inspect(directory: Path) -> Inspection:
