@@ -15,6 +15,8 @@ uint32_t dtype_bytes(int32_t dtype) {
   return dtype == IFAB_DTYPE_FLOAT32 ? 4 : 2;
 }
 
+}  // namespace
+
 EngineFacts facts_of(const Config& config) {
   EngineFacts facts;
   facts.vocab_size = config.vocab_size;
@@ -32,8 +34,6 @@ EngineFacts facts_of(const Config& config) {
   facts.splits_prompts = config.splits_prompts;
   return facts;
 }
-
-}  // namespace
 
 SimulatedBackend::SimulatedBackend(const Config& config)
     : config_(config),

@@ -16,6 +16,8 @@
 
 namespace ifab::simulated {
 
+EngineFacts facts_of(const Config& config);
+
 // A deterministic engine that computes nothing: a batcher like a real one's (sequences in slots, prompts in parts, a KV
 // pool in blocks with reuse), whose tokens are hashes (formula.h) and whose time is a function of the work of a step.
 //
