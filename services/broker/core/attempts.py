@@ -18,8 +18,8 @@ class Attempt:
     """(request, attempt) under a handle that no stream of this process ever sees twice."""
 
     __slots__ = (
-        "apart", "cancelled", "computed_tokens", "context_done", "cost", "entry", "handle", "head_tokens", "leads",
-        "number", "planned", "reports_context", "worker",
+        "apart", "cancelled", "computed_tokens", "context_done", "cost", "entry", "handle", "head_tokens", "leading",
+        "leads", "number", "planned", "reports_context", "worker",
     )
 
     def __init__(self, entry: Entry, worker: Worker, cost: Amount) -> None:
@@ -39,6 +39,8 @@ class Attempt:
         """What it takes of the pool beside shared heads, in tokens."""
         self.leads: list[Head] = []
         """Heads that its siblings wait for."""
+        self.leading = 0
+        """Prompt tokens that it has to compute before they can follow; 0 once it has, or where it leads nobody."""
         self.context_done = False
         """Whether its prompt is computed, or has to be taken as such."""
         self.computed_tokens = 0

@@ -161,41 +161,45 @@ class Flow:
 
     # -- what goes out ---------------------------------------------------------------------------------------------
 
-    def next(self, run: Run, now: float) -> Entry | None:
-        """Returns what the worker should be sent now, and leaves it in place; None where there is nothing for it."""
+    def next(self, run: Run, now: float, *, may_lead: bool) -> Entry | None:
+        """Returns what the worker should be sent now, and leaves it in place; None where there is nothing for it.
+
+        Args:
+            may_lead: Whether it may be sent a leader.
+        """
         root = self.tree.root
         if not root.waiting:
             return None
         self._now = now
         while True:
-            head = run.top(now, self._rules.overdue_s)
-            if head is not None and not self._root_first(run, head, now):
-                node, claim, item = head.node, head.claim, head.node.peek()
-                if item is None:
-                    run.drop_top()
+            head = run.top(may_lead, now, self._rules.overdue_s)
+            if head is not None and not self._root_first(run, head, now, may_lead):
+                node, claim = head.node, head.claim
+                best = node.best(subtrees=may_lead)
+                if best is None:
+                    run.drop(head)
                     continue
             elif run.handed:
-                entry = self._next_handed(run)
-                if entry is not None:
+                entry = self._next_handed(run, may_lead)
+                if entry is not None or run.top(may_lead, now, self._rules.overdue_s) is None:
                     return entry
-                if run.top(now, self._rules.overdue_s) is None:
-                    return None
                 continue
             else:
-                node, claim, item = root, None, root.peek()
-                if item is None:
-                    if self._join(run):
+                node, claim, best = root, None, root.best(subtrees=may_lead)
+                if best is None:
+                    if may_lead and self._join(run):
                         continue
                     return None
+            item = best[1]
             if type(item) is Entry:
                 other = self._holder(run, node, [item.hint]) if item.hint is not None else None
                 if other is None:
                     run.at = node
                     return item
-                node.pop()
+                node.pop(item)
                 self._hand(other, node, item)
             else:
-                node.pop()
+                node.pop(item)
                 self._claim(run, node, item, claim)  # type: ignore[arg-type]
 
     def take(self, run: Run, entry: Entry, attempt: Attempt) -> None:
@@ -203,16 +207,17 @@ class Flow:
         if run.at is None:
             run.handed.pop(0)
         else:
-            run.at.pop()
+            run.at.pop(entry)
         entry.state = State.DISPATCHED
         self.tree.count(entry, -1)
-        head = self._head_over(entry, run.worker)
+        head = self.head_over(entry, run.worker)
         if head is not None:
+            head.use()
             head.lead(attempt)
 
     def held_tokens(self, entry: Entry, worker: Worker) -> int:
         """How much of an entry's prompt a worker that owns the way down to it holds."""
-        head = self._head_over(entry, worker)
+        head = self.head_over(entry, worker)
         while head is not None and head.state is not HeadState.HELD:
             head = head.above()
         return 0 if head is None else head.node.depth
@@ -223,7 +228,7 @@ class Flow:
         if run.at is None:
             run.handed.pop(0)
         else:
-            run.at.pop()
+            run.at.pop(entry)
         self._hand(other, node, entry)
 
     def head_ends(self, entry: Entry) -> list[int]:
@@ -241,6 +246,8 @@ class Flow:
     def settle(self, attempt: Attempt, state: HeadState) -> None:
         """Ends the lead of an attempt: its prompt is computed (HELD), or never will be (BARE)."""
         leads, attempt.leads = attempt.leads, []
+        attempt.worker.leading -= attempt.leading
+        attempt.leading = 0
         for head in leads:
             if head.leader is attempt and not head.gone:
                 head.settle(state)
@@ -252,7 +259,7 @@ class Flow:
 
         The entry has computed its own way down by now; subtrees beside it below the part that was gone are led anew.
         """
-        head = self._head_over(entry, worker)
+        head = self.head_over(entry, worker)
         if head is None or cached_tokens >= head.node.depth:
             return False
         on_path: set[Node] = set()
@@ -308,8 +315,9 @@ class Flow:
         self._open[upper] = None
         upper.opened = True
         for head in lower.heads.values():
-            head.run.worker.plan.release(upper.edge_tokens)
+            head.run.worker.plan.heads -= upper.edge_tokens
             twin = head.run.add(Head(upper, head.run, head.claim, head.state))
+            twin.users = 1 if head.users else 0
             if head.leader is not None:
                 twin.leader = head.leader
                 head.leader.leads.append(twin)
@@ -325,27 +333,31 @@ class Flow:
         if run is None:
             return  # its worker takes nothing more: others may claim the node
         self._open[node] = None
-        attempt.worker.plan.release(node.edge_tokens)
+        plan = attempt.worker.plan
+        plan.own -= node.edge_tokens
+        plan.heads_in_use += node.edge_tokens
         attempt.planned -= node.edge_tokens
         state = HeadState.HELD if attempt.context_done else HeadState.LEADING
         above = node.parent.heads.get(run.worker.id) if node.parent is not None else None
         head = run.add(Head(node, run, above.claim if above is not None else run.worker.next_claim(self._now), state))
+        head.users = 1
         if state is HeadState.LEADING:
             head.leader = attempt
             attempt.leads.append(head)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _root_first(self, run: Run, head: Head, now: float) -> bool:
+    def _root_first(self, run: Run, head: Head, now: float, may_lead: bool) -> bool:
         """Whether what nobody has claimed goes before what this worker has."""
-        item = self.tree.root.peek()
-        if item is None:
+        best = self.tree.root.best(subtrees=may_lead)
+        if best is None:
             return False
+        rank, item = best
         if self.interactive:
-            return self.tree.root.fresh[0][0] < head.node.fresh[0][0] if head.node.fresh else False
-        late = now - self._rules.overdue_s
+            below = head.node.best(subtrees=may_lead)
+            return below is not None and rank < below[0]
         born = item.arrived if type(item) is Entry else item.born  # type: ignore[union-attr]
-        run.root_turn = born < late and not run.root_turn
+        run.root_turn = born < now - self._rules.overdue_s and not run.root_turn
         return run.root_turn
 
     def _claim(self, run: Run, node: Node, child: Node, claim: Claim | None) -> None:
@@ -394,7 +406,7 @@ class Flow:
         other.handed.append((node, item))
         other.worker.nudged = True
 
-    def _next_handed(self, run: Run) -> Entry | None:
+    def _next_handed(self, run: Run, may_lead: bool) -> Entry | None:
         """Works off what was left to this worker: claims subtrees, returns an entry that can go now."""
         while run.handed:
             node, item = run.handed[0]
@@ -409,9 +421,10 @@ class Flow:
                 run.handed.pop(0)
                 continue
             self._own_path(run, item.node, [item.hint] if item.hint is not None else [])
-            head = self._head_over(item, run.worker)
-            if head is not None and (head.state is HeadState.LEADING or head.leading_above() is not None):
-                return None
+            head = self.head_over(item, run.worker)
+            if head is not None and head.state is not HeadState.HELD:
+                if not may_lead or head.state is HeadState.LEADING or head.leading_above() is not None:
+                    return None
             run.at = None
             return item
         return None
@@ -424,9 +437,10 @@ class Flow:
             if other is not run and other.handed and not other.worker.takes(interactive=self.interactive):
                 run.handed.append(other.handed.pop())
                 return True
+        # Room that is kept for siblings of its own leaders is no reason to take somebody else's work.
         best, most = None, 0.0
-        for node in self._open:
-            if run.worker.id in node.heads or node.peek() is None:
+        for node in self._open if run.can_take_all() else ():
+            if run.worker.id in node.heads or node.best(subtrees=True) is None:
                 continue
             below = node.tokens + self._rules.decode_weight * node.decode
             worth = self._worth(run, node) if self.interactive or below > most else 0.0
@@ -440,7 +454,10 @@ class Flow:
         return True
 
     def _worth(self, run: Run, node: Node) -> float:
-        """What joining a node would move to this worker, less what it would cost, in prompt tokens."""
+        """What joining a node would move to this worker, less what it would cost, in prompt tokens.
+
+        Nothing where its owners have room for all that they own: it is theirs as soon as its head is computed.
+        """
         cost = node.depth
         above = node.parent
         while above is not None and above.parent is not None:
@@ -454,15 +471,23 @@ class Flow:
             above = above.parent
         if self.interactive and not any(head.run.worker.takes(interactive=True) for head in node.heads.values()):
             return 1.0
+        if all(head.run.can_take_all() for head in node.heads.values()):
+            return 0.0
         moved = 0.0
-        for _, _, item in node.fresh[:_SAMPLED]:
-            if node.is_fresh(item):
-                tokens = item.tail_tokens if type(item) is Entry else item.tokens + item.edge_tokens  # type: ignore[union-attr]
-                moved += tokens + self._rules.decode_weight * item.decode
-        moved *= max(1.0, len(node.fresh) / _SAMPLED) / (len(node.heads) + 1)
+        weight = self._rules.decode_weight
+        for _, _, entry in node.entries[:_SAMPLED]:
+            if entry.state is State.WAITING and entry.node is node:
+                moved += entry.tail_tokens + weight * entry.decode
+        moved *= max(1.0, len(node.entries) / _SAMPLED)
+        subtrees = 0.0
+        for _, _, child in node.subtrees[:_SAMPLED]:
+            if not child.opened and child.parent is node:
+                subtrees += child.tokens + child.edge_tokens + weight * child.decode
+        moved += subtrees * max(1.0, len(node.subtrees) / _SAMPLED)
+        moved /= len(node.heads) + 1
         return moved - self._rules.join_factor * cost
 
-    def _head_over(self, entry: Entry, worker: Worker) -> Head | None:
+    def head_over(self, entry: Entry, worker: Worker) -> Head | None:
         node = entry.node
         return None if node is None or node.parent is None else node.heads.get(worker.id)
 

@@ -44,7 +44,7 @@ class Claim(NamedTuple):
 class Head:
     """One node at one worker that owns it."""
 
-    __slots__ = ("claim", "gone", "leader", "node", "parked", "queued", "run", "state")
+    __slots__ = ("claim", "gone", "leader", "node", "parked", "queued", "run", "state", "users")
 
     def __init__(self, node: Node, run: Run, claim: Claim, state: HeadState) -> None:
         self.node = node
@@ -57,6 +57,8 @@ class Head:
         """Whether it is in the run's ready heap."""
         self.parked: list[Head] = []
         """Heads below that wait for this one to be HELD."""
+        self.users = 0
+        """Attempts that run directly below, and heads below that have users."""
         self.gone = False
         """Whether the node or the worker went away."""
 
@@ -92,22 +94,64 @@ class Head:
 
     def wake(self) -> None:
         """Puts the head up for taking from, where something below it may be taken."""
-        if not (self.queued or self.gone or self.state is HeadState.LEADING) and self.node.fresh:
-            self.queued = True
-            heapq.heappush(self.run.ready, (self.claim.number, -self.node.depth, next(_tickets), self))
+        node = self.node
+        if self.queued or self.gone or self.state is HeadState.LEADING or not (node.entries or node.subtrees):
+            return
+        self.queued = True
+        queue = self.run.followers if self.has_followers() else self.run.leaders
+        heapq.heappush(queue, (self.claim.number, -node.depth, next(_tickets), self))
+
+    def has_followers(self) -> bool:
+        """Whether what may be taken below it needs nothing but this head; else somebody has to lead first."""
+        return self.state is HeadState.HELD and bool(self.node.entries)
+
+    def use(self) -> None:
+        """Something begins to run directly below."""
+        head: Head | None = self
+        while head is not None:
+            head.users += 1
+            if head.users > 1:
+                return
+            head.run.worker.plan.heads_in_use += head.node.edge_tokens
+            head = head.above()
+
+    def leave(self) -> None:
+        """Something that ran directly below has ended."""
+        head: Head | None = self
+        while head is not None:
+            head.users -= 1
+            if head.users:
+                return
+            head.run.worker.plan.heads_in_use -= head.node.edge_tokens
+            head = head.above()
+
+    def idle_tokens(self) -> int:
+        """Tokens of this head and those over it that nothing uses: what using them would add to the pool's work."""
+        tokens = 0
+        head: Head | None = self
+        while head is not None and not head.users:
+            tokens += head.node.edge_tokens
+            head = head.above()
+        return tokens
+
+
+Queue = list[tuple[int, int, int, Head]]
+"""Heads to take from, a heap: oldest claim first, deepest first."""
 
 
 class Run:
     """What one worker has of one flow: its heads, and which of them can be taken from."""
 
-    __slots__ = ("at", "flow", "handed", "heads", "ready", "root_turn", "searched", "worker")
+    __slots__ = ("at", "flow", "followers", "handed", "heads", "leaders", "root_turn", "searched", "worker")
 
     def __init__(self, flow: Flow, worker: Worker) -> None:
         self.flow = flow
         self.worker = worker
         self.heads: set[Head] = set()
-        self.ready: list[tuple[int, int, int, Head]] = []
-        """Heap of heads to take from: oldest claim first, deepest first."""
+        self.followers: Queue = []
+        """HELD heads with entries directly below: those can follow at once."""
+        self.leaders: Queue = []
+        """Heads below which nothing can go but a leader: BARE ones, and HELD ones with nothing but subtrees."""
         self.handed: list[tuple[Node, Entry | Node]] = []
         """Things that another worker came across first and left to this one, which holds their start; with the node
         that they lie under. Newest last."""
@@ -118,31 +162,26 @@ class Run:
         self.searched = -1
         """State of the flow in which a search for work to share found nothing."""
 
-    def top(self, now: float, overdue_s: float) -> Head | None:
+    def top(self, may_lead: bool, now: float, overdue_s: float) -> Head | None:
         """Returns the head to take from now; None where there is none.
 
         A claim that has gone on for `overdue_s` is renewed and so goes behind the others.
-        """
-        ready = self.ready
-        while ready:
-            head = ready[0][3]
-            if now - head.claim.since > overdue_s:
-                self.drop_top()
-                head.claim = self.worker.next_claim(now)
-                head.wake()
-                continue
-            if not head.gone and head.state is not HeadState.LEADING:
-                blocker = head.leading_above() if head.state is HeadState.BARE else None
-                if blocker is None:
-                    return head
-                blocker.parked.append(head)
-            heapq.heappop(ready)
-            head.queued = False
-        return None
 
-    def drop_top(self) -> None:
-        """Takes the head that `top` returned out of the ready heap."""
-        heapq.heappop(self.ready)[3].queued = False
+        Args:
+            may_lead: Whether a leader may go.
+        """
+        late = now - overdue_s
+        follower = self._first(self.followers, late, now)
+        leader = self._first(self.leaders, late, now) if may_lead else None
+        if follower is None or leader is None:
+            return follower or leader
+        return follower if self.followers[0] < self.leaders[0] else leader
+
+    def drop(self, head: Head) -> None:
+        """Takes a head that `top` returned out of its queue; it comes back where something is left below it."""
+        heapq.heappop(self.followers if self.followers and self.followers[0][3] is head else self.leaders)
+        head.queued = False
+        head.wake()
 
     def open(self, node: Node, claim: Claim, held_tokens: int) -> Head:
         """Makes this worker an owner of a node.
@@ -163,12 +202,41 @@ class Run:
         node.opened = True
         node.heads[self.worker.id] = head
         self.heads.add(head)
-        self.worker.plan.charge(node.edge_tokens)
+        self.worker.plan.heads += node.edge_tokens
         head.wake()
         return head
+
+    def can_take_all(self) -> bool:
+        """Whether its worker has room now for everything directly below its heads."""
+        count = tokens = 0
+        for head in self.heads:
+            for _, _, entry in head.node.entries:
+                count += 1
+                tokens += entry.tail_tokens + entry.work.samples * entry.work.max_tokens
+        return self.worker.has_room_for(count, tokens)
 
     def close(self, head: Head) -> None:
         """Forgets a head whose node, or whose worker, is gone."""
         head.gone = True
         self.heads.discard(head)
-        self.worker.plan.release(head.node.edge_tokens)
+        self.worker.plan.heads -= head.node.edge_tokens
+        if head.users:
+            self.worker.plan.heads_in_use -= head.node.edge_tokens
+
+    def _first(self, queue: Queue, late: float, now: float) -> Head | None:
+        while queue:
+            head = queue[0][3]
+            usable = not head.gone and head.state is not HeadState.LEADING
+            if usable and head.claim.since < late:
+                head.claim = self.worker.next_claim(now)
+            elif usable and head.has_followers() is (queue is self.followers):
+                blocker = head.leading_above() if head.state is HeadState.BARE else None
+                if blocker is None:
+                    return head
+                blocker.parked.append(head)
+                usable = False
+            heapq.heappop(queue)
+            head.queued = False
+            if usable:
+                head.wake()
+        return None

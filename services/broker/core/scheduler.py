@@ -27,7 +27,7 @@ from services.broker.work import Lane
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from services.broker.core.heads import Run
+    from services.broker.core.heads import Head, Run
     from services.broker.core.settings import CoreSettings
     from services.broker.core.tree import Placed
     from services.broker.core.workers import EngineFacts, Worker
@@ -176,9 +176,12 @@ class Scheduler:
         worker, flow = attempt.worker, attempt.entry.flow
         del worker.outstanding[attempt.handle]
         worker.ledger.give_back(attempt.cost)
-        worker.plan.release(attempt.planned)
+        worker.plan.own -= attempt.planned
         worker.has_room()
         attempt.entry.attempt = None
+        head = flow.head_over(attempt.entry, worker)
+        if head is not None and not attempt.apart:
+            head.leave()
         if attempt.leads:
             flow.settle(attempt, HeadState.BARE)
         if attempt.apart:
@@ -229,20 +232,39 @@ class Scheduler:
             run = flow.runs.get(worker.id)
             if run is None:
                 continue
-            while (entry := flow.next(run, now)) is not None:
-                cost = _cost(entry)
-                if self._fits(worker, flow, entry, cost, now):
-                    return self._dispatch(worker, flow, run, entry, cost, now)
-                if worker.ledger.could_fit(cost) or not worker.ledger.limit.sequences:
-                    worker.full_for_bulk = True
-                    worker.full = flow.interactive
-                    break
-                self._pass_on(flow, run, entry, cost)
-            if worker.full:
-                return None
+            attempt = self._from_flow(worker, flow, run, now)
+            if attempt is not None or worker.full:
+                return attempt
         return None
 
-    def _fits(self, worker: Worker, flow: Flow, entry: Entry, cost: Amount, now: float) -> bool:
+    def _from_flow(self, worker: Worker, flow: Flow, run: Run, now: float) -> Attempt | None:
+        """Takes the next thing of a flow that fits: a leader as long as one may go, else a follower."""
+        may_lead = worker.may_lead(0)
+        while (entry := flow.next(run, now, may_lead=may_lead)) is not None:
+            cost = _cost(entry)
+            head = flow.head_over(entry, worker)
+            leads = head is not None and head.state is not HeadState.HELD
+            if leads and not flow.interactive and not self._fits_head(worker, flow, entry):
+                may_lead = False
+            elif self._fits(worker, flow, entry, head, cost, now):
+                return self._dispatch(worker, flow, run, entry, cost, now)
+            elif worker.ledger.could_fit(cost) or not worker.ledger.limit.sequences:
+                worker.full_for_bulk = True
+                worker.full = flow.interactive
+                return None
+            else:
+                self._pass_on(flow, run, entry, cost)
+        return None
+
+    def _fits_head(self, worker: Worker, flow: Flow, entry: Entry) -> bool:
+        if not worker.outstanding:
+            return True
+        to_compute = entry.prompt_tokens - flow.held_tokens(entry, worker)
+        return worker.may_lead(to_compute) and worker.plan.fits_head(_private(worker, entry))
+
+    def _fits(
+        self, worker: Worker, flow: Flow, entry: Entry, head: Head | None, cost: Amount, now: float
+    ) -> bool:
         if flow.interactive:
             return worker.ledger.fits(cost)
         if not worker.outstanding:
@@ -250,7 +272,7 @@ class Scheduler:
         lately = now - self._interactive_at <= self._settings.interactive_lately_s
         if not worker.ledger.fits(cost, self._settings.interactive_reserve if lately else 0.0):
             return False
-        return worker.plan.used + _private(worker, entry) <= worker.plan.limit
+        return worker.plan.fits(_private(worker, entry) + (head.idle_tokens() if head is not None else 0))
 
     def _dispatch(
         self, worker: Worker, flow: Flow, run: Run, entry: Entry, cost: Amount, now: float
@@ -262,6 +284,8 @@ class Scheduler:
             bool(attempt.leads) or flow.waiting < _TRICKLE
         )
         if attempt.leads:
+            attempt.leading = entry.prompt_tokens - attempt.head_tokens
+            worker.leading += attempt.leading
             self._timers.at(now + self._settings.lead_limit_s, lambda: self._lead_limit(attempt))
         lane = self._lanes[flow.key.lane]
         lane.charge(flow, entry.tail_tokens + entry.decode, now)
@@ -301,7 +325,7 @@ class Scheduler:
             self._budget.earn()
         attempt = Attempt(entry, worker, cost)
         attempt.planned = _private(worker, entry)
-        worker.plan.charge(attempt.planned)
+        worker.plan.own += attempt.planned
         worker.ledger.take(cost)
         worker.outstanding[attempt.handle] = attempt
         entry.attempt = attempt

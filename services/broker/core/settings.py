@@ -39,9 +39,9 @@ class CoreSettings:
     """Waiting time that makes up for one priority, or for half the decode density within a flow."""
     overdue_s: float = 600.0
     """Time after which a claimed group goes behind the others."""
-    decode_weight: float = 4.0
+    decode_weight: float = 2.0
     """Prompt tokens that one generated token counts for when work is divided between workers."""
-    join_factor: float = 2.0
+    join_factor: float = 4.0
     """How many times its cost in recomputed tokens a cut has to move."""
     quantum: int = 32
     """Requests that are given out before it is looked anew whose turn it is."""

@@ -29,8 +29,8 @@ class Node:
     """A shared part of prompts: its edge, and everything below."""
 
     __slots__ = (
-        "born", "chain", "children", "decode", "depth", "edge", "fresh", "heads", "key", "live", "opened", "parent",
-        "tokens", "waiting",
+        "born", "chain", "children", "decode", "depth", "edge", "entries", "heads", "key", "live", "opened", "parent",
+        "subtrees", "tokens", "waiting",
     )
 
     def __init__(self, parent: Node | None, key: int, edge: bytes, chain: int, born: float) -> None:
@@ -57,8 +57,10 @@ class Node:
         """Whether some worker owns it, alone or with others."""
         self.heads: dict[str, Head] = {}
         """Its state at each worker that owns it, by worker id."""
-        self.fresh: list[tuple[float, int, Node | Entry]] = []
-        """What nobody has taken yet of what lies directly below: a heap by rank. Stale items are skipped when met."""
+        self.entries: list[tuple[float, int, Entry]] = []
+        """Entries directly below that nobody has taken: a heap by rank. Stale items are skipped when met."""
+        self.subtrees: list[tuple[float, int, Node]] = []
+        """Nodes directly below that nobody owns, likewise."""
 
     @property
     def edge_tokens(self) -> int:
@@ -67,27 +69,39 @@ class Node:
 
     def offer(self, item: Node | Entry, rank: float) -> None:
         """Puts something that lies directly below up for taking; lower ranks go first."""
-        heapq.heappush(self.fresh, (rank, next(_tickets), item))
-
-    def is_fresh(self, item: Node | Entry) -> bool:
-        """Whether an offered item can still be taken here."""
         if type(item) is Entry:
-            return item.state is State.WAITING and item.node is self
-        return not item.opened and item.parent is self and item.waiting > 0  # type: ignore[union-attr]
+            heapq.heappush(self.entries, (rank, next(_tickets), item))
+        else:
+            heapq.heappush(self.subtrees, (rank, next(_tickets), item))  # type: ignore[arg-type]
 
-    def peek(self) -> Node | Entry | None:
-        """Returns what goes first, and leaves it there."""
-        fresh = self.fresh
-        while fresh:
-            item = fresh[0][2]
-            if self.is_fresh(item):
-                return item
-            heapq.heappop(fresh)
-        return None
+    def best(self, *, subtrees: bool) -> tuple[float, Node | Entry] | None:
+        """Returns what goes first, with its rank, and leaves it there.
 
-    def pop(self) -> None:
-        """Takes away what `peek` returned."""
-        heapq.heappop(self.fresh)
+        Args:
+            subtrees: Whether it may be a subtree; else only entries count.
+        """
+        entries = self.entries
+        while entries:
+            entry = entries[0][2]
+            if entry.state is State.WAITING and entry.node is self:
+                break
+            heapq.heappop(entries)
+        nodes = self.subtrees
+        while nodes:
+            node = nodes[0][2]
+            if not node.opened and node.parent is self and node.waiting:
+                break
+            heapq.heappop(nodes)
+        if subtrees and nodes and (not entries or nodes[0] < entries[0]):
+            return nodes[0][0], nodes[0][2]
+        return (entries[0][0], entries[0][2]) if entries else None
+
+    def pop(self, item: Node | Entry) -> None:
+        """Takes away what `best` returned."""
+        if type(item) is Entry:
+            heapq.heappop(self.entries)
+        else:
+            heapq.heappop(self.subtrees)
 
 
 def prefix(node: Node) -> bytes:
@@ -228,7 +242,7 @@ class WaitingTree:
         nodes = [self.root]
         while nodes:
             node = nodes.pop()
-            found += [item for _, _, item in node.fresh if type(item) is Entry and node.is_fresh(item)]
+            found += [entry for _, _, entry in node.entries if entry.state is State.WAITING and entry.node is node]
             nodes += [child for child in node.children.values() if type(child) is Node and child.waiting]
         return found
 

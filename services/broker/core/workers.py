@@ -100,37 +100,47 @@ class Ledger:
 
 
 class PoolPlan:
-    """What the work at a worker will take of its KV pool, shared heads counted once.
+    """What the work at a worker takes of its KV pool, shared heads counted once.
 
-    Credit counts prompts whole; the pool does not. Work is sent only while the plan leaves room, so that the engine
-    can admit what it is sent soon, in the order in which it is sent, and a group's head is not evicted by the leaders
-    of groups whose turn has not come. When the engine computes what it was believed to hold, the plan was too bold: it
-    shrinks at once and recovers slowly.
+    Credit counts prompts whole; the pool does not. Bulk work is sent only while the pool has room for it, so that the
+    engine admits what it is sent soon and in the order in which it is sent. And a new head is led only while the pool
+    has room for all heads whose groups are under way beside it, in use or not: or else the leaders of groups whose turn
+    has not come would evict the heads of those whose turn it is. When an engine computes what it was believed to hold,
+    that plan was too bold: it shrinks at once and recovers slowly.
     """
 
-    __slots__ = ("_boldness", "_pool_tokens", "used")
+    __slots__ = ("_ahead_tokens", "_boldness", "_pool_tokens", "heads", "heads_in_use", "own")
 
-    _AHEAD = 1.15
-    _LEAST = 0.3
+    _LEAST = 0.5
 
-    def __init__(self, pool_tokens: int) -> None:
-        """`pool_tokens` is 0 where the engine has no pool: then the plan never says no."""
+    def __init__(self, pool_tokens: int, ahead_tokens: int) -> None:
+        """Makes an empty plan.
+
+        Args:
+            pool_tokens: Size of the pool; 0 where there is none, and then everything fits.
+            ahead_tokens: What may wait at the engine for room, so that it never runs dry.
+        """
         self._pool_tokens = pool_tokens
-        self._boldness = self._AHEAD
-        self.used = 0
+        self._ahead_tokens = ahead_tokens
+        self._boldness = 1.0
+        self.own = 0
+        """Tokens that requests at the worker take for themselves."""
+        self.heads = 0
+        """Tokens of the heads whose groups are under way."""
+        self.heads_in_use = 0
+        """Of these, tokens of heads below which something runs."""
 
-    @property
-    def limit(self) -> float:
-        """Tokens that the plan may reach; infinite without a pool."""
-        return self._pool_tokens * self._boldness if self._pool_tokens else float("inf")
+    def fits(self, tokens: int) -> bool:
+        """Whether the engine will have room for so much more."""
+        if not self._pool_tokens:
+            return True
+        return self.own + self.heads_in_use + tokens <= self._pool_tokens + self._ahead_tokens
 
-    def charge(self, tokens: int) -> None:
-        """Counts tokens in."""
-        self.used += tokens
-
-    def release(self, tokens: int) -> None:
-        """Counts tokens out."""
-        self.used -= tokens
+    def fits_head(self, tokens: int) -> bool:
+        """Whether a new head with its leader, so much in all, leaves room for the heads under way."""
+        if not self._pool_tokens:
+            return True
+        return self.own + self.heads + tokens <= self._pool_tokens * self._boldness
 
     def missed(self) -> None:
         """A head that was counted on had been evicted."""
@@ -138,15 +148,15 @@ class PoolPlan:
 
     def hit(self) -> None:
         """A head that was counted on was there."""
-        self._boldness = min(self._AHEAD, self._boldness * 1.0005)
+        self._boldness = min(1.0, self._boldness * 1.0005)
 
 
 class Worker:
     """One worker, from the moment its stream is up until it ends."""
 
     __slots__ = (
-        "apart", "claims", "clock", "facts", "full", "full_for_bulk", "heard", "id", "incarnation", "ledger", "nudged",
-        "outstanding", "plan", "pool_tokens", "progress_tick", "progressed", "serving",
+        "apart", "claims", "clock", "facts", "full", "full_for_bulk", "heard", "id", "incarnation", "leading",
+        "ledger", "nudged", "outstanding", "plan", "pool_tokens", "progress_tick", "progressed", "serving",
     )
 
     def __init__(
@@ -156,11 +166,13 @@ class Worker:
         self.incarnation = incarnation
         self.facts = facts
         self.ledger = Ledger(credit)
-        self.plan = PoolPlan(pool_tokens)
+        self.plan = PoolPlan(pool_tokens, facts.step_token_budget)
         self.pool_tokens = pool_tokens
         """Tokens that its KV pool holds; 0 without a cache."""
         self.outstanding: dict[int, Attempt] = {}
         """Attempts that have not ended, by handle."""
+        self.leading = 0
+        """Prompt tokens that leaders at it have yet to compute."""
         self.serving = True
         """Whether it takes new work."""
         self.apart: Apart | None = None
@@ -184,9 +196,18 @@ class Worker:
         full = self.full if interactive else self.full_for_bulk
         return self.serving and self.apart is None and not full
 
+    def may_lead(self, tokens: int) -> bool:
+        """Whether a leader with so many tokens to compute may go: the prompts that others wait for are paced to what
+        the engine computes in two steps, so that siblings follow while their head is warm."""
+        return not self.leading or self.leading + tokens <= 2 * self.facts.step_token_budget
+
     def has_room(self) -> None:
         """Something ended, or credit changed: it may be offered work again."""
         self.full = self.full_for_bulk = False
+
+    def has_room_for(self, sequences: int, own_tokens: int) -> bool:
+        """Whether so many sequences, of so many tokens of their own in all, could be sent at once."""
+        return self.ledger.sequences + sequences <= self.ledger.limit.sequences and self.plan.fits(own_tokens)
 
     def next_claim(self, now: float) -> Claim:
         """Makes a claim."""
