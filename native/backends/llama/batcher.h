@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Continuous batching: which rows a step computes, and what becomes of them.
+//
+// Streams and a unified cache are stepped differently. Between streams the runtime computes several sequences together
+// only where their ids are consecutive and ascending, so a step is one call for each part of a prompt and one for all
+// that generate (batcher_streams.cpp). A unified cache takes all rows of a step in one call, and may have no room for
+// them (batcher_unified.cpp).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend.h"
+#include "config.h"
+#include "jobs.h"
+#include "ledger.h"
+#include "payload_tap.h"
+#include "prefixes.h"
+#include "resident_heads.h"
+#include "sampler.h"
+#include "session.h"
+
+namespace ifab::llama {
+
+class Batcher {
+ public:
+  // `tap` is null where the engine has no payload. The session and the tap outlive the batcher.
+  Batcher(const Config& config, Session& session, PayloadTap* tap);
+
+  void note_waiting(const Request& request) { waiting_.add(request); }
+  void forget_waiting(const Request& request) { waiting_.remove(request); }
+
+  Room room() const;
+  Need need(const Request& request) const;
+  // Takes a request in; false where there is no slot for each of its samples.
+  bool admit(const Request& request);
+  void cancel(uint64_t request_id);
+  // Throws what the runtime throws; a runtime that cannot go on is in the report.
+  StepReport step(StepMode mode, Sink& sink);
+  uint64_t cells_used() const { return ledger_.cells(); }
+
+ private:
+  // ---- Prompts ----
+  // Gives a job its sequence, with what another sequence holds of its prompt.
+  void begin(Job& job);
+  uint32_t most_shared(const Request& request) const;
+  // Adds the next `tokens` tokens of a prompt to the batch, and remembers them as the part that decode() computes.
+  struct Part {
+    Job* job = nullptr;
+    uint32_t tokens = 0;
+    uint32_t first_row = 0;
+    bool ends_prompt() const { return tokens == job->prompt_left(); }
+  };
+  Part add_part(Job& job, uint32_t tokens);
+  void arm_tap(const Part& part);
+  // What a decoded part means: progress, and with the end of the prompt the first tokens of its samples.
+  void part_computed(const Part& part, StepReport& report, Sink& sink);
+  void score(const Part& part);
+  void prompt_computed(Job& job, std::span<const float> logits, StepReport& report, Sink& sink);
+
+  // ---- Samples ----
+  // Chooses the next token of a sample, tells it, and ends the sample where it ends.
+  void go_on(Sample& sample, std::span<const float> logits, StepReport& report, Sink& sink);
+  void row_computed(Sample& sample, uint32_t row, StepReport& report, Sink& sink);
+  void finish(Sample& sample, int32_t reason, int32_t stop_id, Sink& sink);
+  void fail(Job& job, const Status& status, Sink& sink);
+  // Lets go of a sample, or of a prompt that is being computed, and of what it holds of the cache.
+  void release(Sample& sample);
+  void release_prompt(Job& job);
+  void release_sequence(const Job& job, int32_t sequence, bool last);
+  uint32_t sample_tokens_left(const Sample& sample) const;
+
+  // ---- Streams ----
+  void step_streams(StepMode mode, StepReport& report, Sink& sink);
+  uint32_t next_part(const Job& job, uint32_t tokens_left) const;
+  void close_gaps();
+  void generate_streams(StepReport& report, Sink& sink);
+  void add_filler(int32_t sequence);
+
+  // ---- Unified ----
+  void step_unified(StepMode mode, StepReport& report, Sink& sink);
+  void fill_unified_batch(uint32_t prompt_tokens);
+
+  // Runs the batch. False where the step is over: no room, or the report says that the engine cannot go on.
+  bool decode(StepReport& report);
+
+  const Config& config_;
+  Session& session_;
+  PayloadTap* tap_;
+  Ledger ledger_;
+  Prefixes prefixes_;
+  WaitingHeads waiting_;
+  ResidentHeads heads_;
+  JobTable jobs_;
+  Sampler sampler_;
+
+  std::vector<Sample*> rows_;        // of the batch, by row; null for a filler
+  std::vector<Part> parts_;          // unified: of the batch
+  std::vector<Sample*> generating_;  // unified: what the batch goes on with
+  std::vector<int32_t> fillers_;     // streams: sequences with a filler row
+};
+
+}  // namespace ifab::llama
