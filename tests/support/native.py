@@ -15,7 +15,7 @@ BUILD = ROOT / "build" / "native"
 
 @functools.cache
 def build(target: str) -> Path:
-    """Builds one target of the preset `dev` and returns what it made; does nothing where it is up to date.
+    """Builds one program of `native/tools` with the preset `dev`, where it is not up to date, and returns its path.
 
     Several test processes take turns.
     """
@@ -26,7 +26,7 @@ def build(target: str) -> Path:
         if not (BUILD / "build.ninja").is_file():
             _run("cmake", "--preset", "dev", "-S", "native")
         _run("cmake", "--build", str(BUILD), "--target", target, "--parallel", "2")
-    return BUILD / target
+    return BUILD / "tools" / target
 
 
 def _run(*command: str) -> None:
