@@ -18,7 +18,10 @@ KINDS = ("UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream")
 
 
 class Behaviour:
-    """Answers as the request says: `ok`, `typed`, `many`, `crash`, `abort`, `wait` (until cancelled) or `big`."""
+    """Answers as the request says: `ok`, `typed`, `many`, `crash`, `abort`, `wait` (until cancelled) or `big`.
+
+    UnaryStream knows `flood`, too, which never stops.
+    """
 
     def __init__(self) -> None:
         self.calls = 0
@@ -28,6 +31,8 @@ class Behaviour:
         """Lets waiting calls go on."""
         self.cleaned = 0
         """Calls that were cut short and cleaned up after themselves."""
+        self.cleaned_by_itself: bool | None = None
+        """Whether the last UnaryStream cleaned up in the task of its call; None before."""
         self.metadata: dict[str, str | bytes] = {}
 
     async def act(self, wish: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
@@ -63,8 +68,14 @@ class Behaviour:
         request: bytes,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[bytes]:
-        yield b"first"
-        yield await self.act(request, context)
+        begun_by = asyncio.current_task()
+        try:
+            yield b"first"
+            while request == b"flood":
+                yield b"x" * 1024
+            yield await self.act(request, context)
+        finally:
+            self.cleaned_by_itself = asyncio.current_task() is begun_by
 
     async def stream_unary(
         self,

@@ -141,6 +141,17 @@ async def test_a_client_that_goes_away_ends_its_stream(client: grpc.aio.Channel,
     await wait_until(lambda: behaviour.cleaned == 1, what="the handler was cancelled")
 
 
+async def test_a_stream_that_ends_between_two_responses_cleans_up_in_its_own_task(
+    client: grpc.aio.Channel, behaviour: Behaviour,
+) -> None:
+    make: Any = client.unary_stream(f"/{FULL_NAME}/UnaryStream")
+    stream = make(b"flood", timeout=30)
+    assert await stream.read() == b"first"
+    stream.cancel()
+    assert await wait_until(lambda: behaviour.cleaned_by_itself is not None, what="the handler ended")
+    assert behaviour.cleaned_by_itself
+
+
 async def test_outcomes_are_counted_by_method_and_code(client: grpc.aio.Channel, scrape: Callable[[], str]) -> None:
     await call(client, "UnaryUnary", b"ok")
     for wish in (b"typed", b"crash"):

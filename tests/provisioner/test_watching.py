@@ -44,7 +44,8 @@ class World:
 
 
 async def next_of(stream: AsyncGenerator[News, None]) -> News:
-    return await asyncio.wait_for(anext(stream), 5)
+    async with asyncio.timeout(5):
+        return await anext(stream)
 
 
 def names(news: News) -> list[str]:
@@ -65,6 +66,20 @@ async def test_a_snapshot_waits_until_what_can_be_known_is_known() -> None:
     world.put("c")
     changed = await next_of(stream)
     assert (changed.snapshot, names(changed), changed.gone) == (False, ["c"], ())
+    await stream.aclose()
+
+
+async def test_what_happened_before_the_snapshot_is_in_it_and_nowhere_else() -> None:
+    world = World(backlog_max=3)
+    stream = world.watch()
+    first = asyncio.create_task(next_of(stream))
+    await asyncio.sleep(0)
+    for i in range(10):
+        world.put(f"n{i}")
+    world.watchers.open()
+    assert len((await first).nodes) == 10
+    world.put("late")
+    assert names(await next_of(stream)) == ["late"]
     await stream.aclose()
 
 
