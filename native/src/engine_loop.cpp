@@ -128,8 +128,16 @@ bool EngineLoop::publish_ends() {
     } else {
       publisher_.fail(*entry, entry->failure);
     }
+    let_go(*entry);
   }
   return true;
+}
+
+void EngineLoop::let_go(Entry& entry) {
+  if (!entry.admitted || failed()) return;
+  entry.admitted = false;
+  if (std::exchange(entry.backend_holds, false)) backend_.cancel(entry.request.id);
+  admission_.left();
 }
 
 void EngineLoop::admit() {
@@ -190,11 +198,7 @@ void EngineLoop::count(const StepReport& report, StepMode mode, uint64_t microse
 }
 
 void EngineLoop::settle() {
-  for (const Entry* entry = publisher_.ended().front(); entry != nullptr; entry = entry->next) {
-    if (!entry->admitted || failed()) continue;
-    if (entry->backend_holds) backend_.cancel(entry->request.id);
-    admission_.left();
-  }
+  for (Entry* entry = publisher_.ended().front(); entry != nullptr; entry = entry->next) let_go(*entry);
   if (publisher_.take_contexts_done() > 0) admission_.context_done();
   // Ids are free, and counters up to date, before anybody can see that their requests have ended.
   intake_.ended(publisher_.ended());

@@ -47,6 +47,8 @@ class EngineLoop {
   void enqueue(Entry& entry);
   // Ends that do not come from the backend. False where some still wait for room in the event store.
   bool publish_ends();
+  // A request that has ended is out of the batcher now.
+  void let_go(Entry& entry);
   bool work_left() const { return admission_.waiting() > 0 || admission_.inside() > 0; }
   void admit();
   void step();

@@ -23,7 +23,7 @@ struct Entry {
   uint64_t serial = 0;  // of this acceptance: tells it from an earlier request with the same id
   Waiting waiting;
   bool queued = false;         // Admission has it
-  bool admitted = false;       // has entered the batcher
+  bool admitted = false;       // in the batcher, as Admission counts
   bool backend_holds = false;  // and the backend has not told its end
   bool cancelled = false;      // its caller wants its end
   bool ending = false;         // ends without the backend as soon as its events fit: with `failure`, or cancelled

@@ -205,8 +205,8 @@ class Card final : public Launcher {
         sum += static_cast<float>(ids[i]);
         EXPECT_EQ(in[Role::kPositions][i], static_cast<int32_t>(i - begin));
       }
-      for (const float value : {sum, static_cast<float>(last - begin + 1), static_cast<float>(ids[begin]),
-                                static_cast<float>(ids[last])}) {
+      for (const float value :
+           {sum, static_cast<float>(last - begin + 1), static_cast<float>(ids[begin]), static_cast<float>(ids[last])}) {
         out.push_back(value);
       }
     }
@@ -325,9 +325,8 @@ TEST_P(TensorRtMining, ARefusedLaunchCompletesItsSequencesAndNothingElseIsTouche
   for (uint64_t id = 1; id <= 20; ++id) backend_->admit(request(id, 100));
   drain(ends);
   ASSERT_EQ(ends.ends.size(), 20u);
-  const auto failed = std::count_if(ends.ends.begin(), ends.ends.end(), [](const auto& end) {
-    return end.second == "a launch was refused";
-  });
+  const auto failed = std::count_if(ends.ends.begin(), ends.ends.end(),
+                                    [](const auto& end) { return end.second == "a launch was refused"; });
   EXPECT_EQ(failed, 2);
   EXPECT_EQ(backend_->room().slots, 64u);
 }

@@ -2,6 +2,7 @@
 #include "faults.h"
 
 #include <algorithm>
+#include <bit>
 #include <csignal>
 #include <stdexcept>
 
@@ -11,7 +12,8 @@ namespace ifab::simulated {
 
 Faults::Mask Faults::hits(const Request& request) const {
   Mask mask = 0;
-  for (const RequestFault& fault : config_.request_faults) {
+  for (size_t i = 0; i < config_.request_faults.size(); ++i) {
+    const RequestFault& fault = config_.request_faults[i];
     bool hit = false;
     if (fault.trigger == RequestFault::Trigger::kOneIn) {
       uint64_t chain = chain_start(config_.seed);
@@ -21,9 +23,17 @@ Faults::Mask Faults::hits(const Request& request) const {
       const auto id = static_cast<int32_t>(fault.value);
       hit = std::find(request.prompt.begin(), request.prompt.end(), id) != request.prompt.end();
     }
-    if (hit) mask |= bit(fault.kind);
+    if (hit) mask |= Mask{1} << i;
   }
   return mask;
+}
+
+const RequestFault* Faults::find(Mask hits, FaultKind kind) const {
+  for (; hits != 0; hits &= hits - 1) {
+    const RequestFault& fault = config_.request_faults[static_cast<size_t>(std::countr_zero(hits))];
+    if (fault.kind == kind) return &fault;
+  }
+  return nullptr;
 }
 
 bool Faults::stalls(StepMode mode) {
@@ -40,7 +50,7 @@ bool Faults::stalls(StepMode mode) {
 
 void Faults::computing(Mask hits) {
   for (const FaultKind kind : {FaultKind::kStall, FaultKind::kThrow, FaultKind::kSlowStep, FaultKind::kKillProcess}) {
-    if ((hits & bit(kind)) != 0) begin(kind, count_of(kind), step_ + 1);
+    if (const RequestFault* fault = find(hits, kind)) begin(kind, fault->count, step_ + 1);
   }
 }
 
@@ -63,12 +73,6 @@ void Faults::begin(FaultKind kind, uint32_t count, uint64_t from) {
   }
 }
 
-uint32_t Faults::count_of(FaultKind kind) const {
-  const auto fault = std::find_if(config_.request_faults.begin(), config_.request_faults.end(),
-                                  [&](const RequestFault& it) { return it.kind == kind; });
-  return fault->count;
-}
-
 uint32_t Faults::take_extra_ms() {
   const uint32_t extra = extra_ms_;
   extra_ms_ = 0;
@@ -76,14 +80,14 @@ uint32_t Faults::take_extra_ms() {
 }
 
 bool Faults::refuses_room(uint64_t request_id, Mask hits) {
-  if ((hits & bit(FaultKind::kNoRoom)) == 0) return false;
+  const RequestFault* fault = find(hits, FaultKind::kNoRoom);
+  if (fault == nullptr) return false;
   if (request_id != refused_id_ || refusals_ == 0) {
     refused_id_ = request_id;
     refusals_ = 0;
     progress_only_since_ = false;
   }
-  const uint32_t count = count_of(FaultKind::kNoRoom);
-  const bool refuses = count == 0 ? !progress_only_since_ : refusals_ < count;
+  const bool refuses = fault->count == 0 ? !progress_only_since_ : refusals_ < fault->count;
   ++refusals_;
   return refuses;
 }

@@ -13,12 +13,11 @@ class Faults {
  public:
   explicit Faults(const Config& config) : config_(config) {}
 
-  // What a request is hit by beyond what happens at once, as bits of FaultKind.
-  using Mask = uint32_t;
-  static constexpr Mask bit(FaultKind kind) { return Mask{1} << static_cast<uint32_t>(kind); }
-
-  // The faults that hit a request.
+  // The faults that hit a request, a bit for each of Config::request_faults.
+  using Mask = uint64_t;
   Mask hits(const Request& request) const;
+  // The first fault of that kind among them; null where there is none.
+  const RequestFault* find(Mask hits, FaultKind kind) const;
 
   // A step begins. True where it is to do nothing. May throw or end the process, as configured.
   bool stalls(StepMode mode);
@@ -33,7 +32,6 @@ class Faults {
  private:
   // `from` is the first step that it may affect.
   void begin(FaultKind kind, uint32_t count, uint64_t from);
-  uint32_t count_of(FaultKind kind) const;
 
   const Config& config_;
   uint64_t step_ = 0;

@@ -263,11 +263,11 @@ void SimulatedBackend::compute_part(uint32_t index, uint32_t tokens, Sink& sink)
 void SimulatedBackend::finish_prompt(uint32_t index, Sink& sink) {
   Live& live = lives_[index];
   const Request& request = *live.request;
-  if ((live.faults & Faults::bit(FaultKind::kFailRequest)) != 0) {
+  if (faults_.find(live.faults, FaultKind::kFailRequest) != nullptr) {
     sink.failed(request.id, {IFAB_INTERNAL, "simulated failure of this request"});
     return drop_live(index);
   }
-  if ((live.faults & Faults::bit(FaultKind::kWrongOrder)) != 0) {
+  if (faults_.find(live.faults, FaultKind::kWrongOrder) != nullptr) {
     const int32_t token = 0;
     sink.tokens(request.id, 0, {&token, 1}, {});
   }
@@ -304,7 +304,7 @@ void SimulatedBackend::start_samples(uint32_t index) {
 
 const char* SimulatedBackend::extract_payload(const Live& live, Sink& sink) {
   if (config_.payload_values == 0) return "";
-  if ((live.faults & Faults::bit(FaultKind::kPayloadFails)) != 0) return "simulated failure of the extraction";
+  if (faults_.find(live.faults, FaultKind::kPayloadFails) != nullptr) return "simulated failure of the extraction";
   if (uint8_t* out = sink.payload(live.request->id)) {
     write_payload(live.chain, config_.payload_values, config_.payload_dtype, out);
   }

@@ -77,6 +77,7 @@ class Client {
   Client& operator=(const Client&) = delete;
 
   ifab_engine_t* engine() { return engine_; }
+  void destroy() { ifab_engine_destroy(&engine_); }
   std::vector<Verdict> submit(const std::vector<Ask>& asks);
   Verdict submit(const Ask& ask) { return submit(std::vector<Ask>{ask}).front(); }
   uint32_t cancel(std::vector<uint64_t> ids);
