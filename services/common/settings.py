@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="ServiceSettings")
 
 _CONFIG_KEY = "config"
+_HOST = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?\]")
+"""A name or IPv4 address, or an IPv6 address in brackets."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -39,9 +42,8 @@ def split_address(address: str) -> tuple[str, int]:
     Raises:
         ValueError: It is neither, or the port is not 0 to 65535.
     """
-    host, colon, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not host or (":" in host and not bracketed):
+    host, _, port = address.rpartition(":")
+    if not _HOST.fullmatch(host):
         raise ValueError("host:port, such as 127.0.0.1:50051 or [::1]:50051")
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise ValueError("host:port with a port from 0 to 65535")

@@ -11,6 +11,7 @@ from services.common import logs, reasons
 from services.common.errors import (
     FabricError,
     FailedPreconditionError,
+    InternalError,
     InvalidArgumentError,
     Violation,
 )
@@ -111,15 +112,19 @@ class Intake:
 
     async def _probe(self, node: Node) -> Node | None:
         assert node.report is not None  # noqa: S101 -- a node in LOADED has one
-        started, outcome = time.perf_counter(), "agreed"
+        started = time.perf_counter()
         try:
             answer = await self._prober.probe(node.description.address)
+            findings = verdict.probe(node.description, node.report, answer)
         except FabricError as error:
             findings, outcome = verdict.unanswered(node.description.address, error), "failed"
+        except Exception as error:
+            # A node that trips us up is refused like any other; the rest of the nodes must not notice.
+            _log.exception("probe.failed", node_id=node.node_id)
+            ours = InternalError(f"the probe could not be made ({type(error).__name__})")
+            findings, outcome = verdict.unanswered(node.description.address, ours), "failed"
         else:
-            findings = verdict.probe(node.description, node.report, answer)
-            if findings:
-                outcome = "disagreed"
+            outcome = "disagreed" if findings else "agreed"
         elapsed_s = time.perf_counter() - started
         self._probe_duration.record(elapsed_s, {"outcome": outcome})
         judged = self._registry.conclude(node, tuple(findings[:_FINDINGS_MAX]))

@@ -156,7 +156,10 @@ def test_addresses_come_apart_and_together(address: str, parts: tuple[str, int])
     assert join_address(*parts) == address
 
 
-@pytest.mark.parametrize("address", ["", ":1", "h", "h:", "h:x", "h:-1", "h:65536", "::1:5", "h:\u0663"])
+@pytest.mark.parametrize("address", [
+    "", ":1", "h", "h:", "h:x", "h:-1", "h:65536", "::1:5", "h:\u0663", "exämple:1", "a b:1", "%zz:1", "\x00:1",
+    "x" * 254 + ":1", "[::1:1", "[host]:1",
+])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="host:port"):
         split_address(address)

@@ -177,6 +177,16 @@ async def test_a_worker_that_refuses_its_probe_is_refused_with_its_words(worker:
     assert (await worker.register(loaded=True)).state == wire.NODE_STATE_ACCEPTED
 
 
+@pytest.mark.parametrize("address", ["exämple.test:1", "a b:1", "\x00:1", "%zz:1", "x" * 5_000 + ":1"])
+async def test_an_address_that_cannot_be_is_that_nodes_trouble_alone(worker: FakeWorker, address: str) -> None:
+    good, worker.node.address = worker.node.address, address
+    with pytest.raises(InvalidArgumentError) as caught:
+        await worker.register(loaded=True)
+    assert [v.field for v in caught.value.violations] == ["address"]
+    worker.node.address = good
+    assert (await worker.register(loaded=True)).state == wire.NODE_STATE_ACCEPTED
+
+
 async def test_a_probe_has_a_limit() -> None:
     async with (
         running_provisioner(probe_timeout_s=0.2) as provisioner, fake_worker(provisioner.address) as worker,
