@@ -3,7 +3,8 @@
 
 Every function returns all findings at once, so that whoever mends a node mends it once. Paths are those of
 `RegisterNodeRequest` without the leading `description.`: `contract.limits.step_token_budget`, `card.memory_bytes`,
-`loaded.vocab_size`, `probe.usage.prompt_tokens`.
+`loaded.vocab_size`, `probe.usage.prompt_tokens`. Two speak of something as a whole: `engine` of the engine directory,
+`probe` of the probe.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def _contract(node: node_pb2.NodeDescription) -> Iterator[Finding]:
     """What the worker's reading of the document saw, then what the rules say of the rest."""
     reading = [Finding(f.path, f.found, f.expected) for f in node.findings]
     for finding in all_findings(node.contract, reading):
-        path = f"contract.{finding.path}" if finding.path else "contract"
+        path = f"contract.{finding.path}" if finding.path else "engine"
         yield Finding(path, finding.found, finding.expected)
 
 

@@ -78,7 +78,7 @@ def _cut(text: str) -> str:
 def _known_paths() -> frozenset[str]:
     loaded = frozenset(_paths("loaded", node_pb2.EngineReport.DESCRIPTOR))
     return frozenset({
-        *_paths("", node_pb2.NodeDescription.DESCRIPTOR), *loaded, "probe",
+        *_paths("", node_pb2.NodeDescription.DESCRIPTOR), *loaded, "engine", "probe",
         *_paths("probe", worker_service_pb2.ProbeResponse.DESCRIPTOR),
     })
 

@@ -67,6 +67,17 @@ def test_what_the_worker_read_explains_what_is_absent() -> None:
     ]
 
 
+def test_a_directory_that_holds_no_engine_is_named_as_a_whole() -> None:
+    node = made.description()
+    node.engine_digest = ""
+    node.contract.Clear()
+    node.findings.add(path="", found="nothing", expected="contract.json")
+    assert verdict.description(node) == [
+        Finding("engine_digest", "absent", "64 lower-case hexadecimal digits"),
+        Finding("engine", "nothing", "contract.json"),
+    ]
+
+
 @pytest.mark.parametrize(("field", "value", "path"), [
     ("node_id", "", "node_id"), ("node_id", "Node", "node_id"), ("node_id", "-n", "node_id"),
     ("node_id", "n" * 129, "node_id"), ("incarnation", "", "incarnation"), ("incarnation", "i" * 65, "incarnation"),
@@ -211,6 +222,7 @@ def test_every_path_is_a_label_that_metrics_know() -> None:
     assert {finding.path for finding in found if field_label(finding.path) == "other"} == set()
     assert field_label("contract.files[3].sha256") == "contract.files.sha256"
     assert field_label("contract.limits.colour") == "other"
+    assert field_label("engine") == "engine"
 
 
 def test_two_provisioners_agree() -> None:
