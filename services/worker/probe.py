@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _PROMPT_TOKENS = 8
 _OUTPUT_TOKENS = 2
+_PRIORITY = 100
+"""The highest: whoever probes a busy worker shall not wait for all the work that waits there."""
 
 _DTYPE_BYTES = {
     contract_pb2.PAYLOAD_DTYPE_FLOAT32: 4,
@@ -89,7 +91,7 @@ async def run_probe(host: EngineHost, token_ids: tuple[int, ...]) -> Probed:
         length = min(_PROMPT_TOKENS, limits["max_input_tokens"])
         token_ids = tuple(index % host.description.vocab_size for index in range(length))
     waiter = _Waiter()
-    options = Options(max_tokens=min(_OUTPUT_TOKENS, limits["max_output_tokens"]), ignore_end=True)
+    options = Options(max_tokens=min(_OUTPUT_TOKENS, limits["max_output_tokens"]), ignore_end=True, priority=_PRIORITY)
     item = Item(
         handle=0,
         request=Request(host.next_id(), array("i", token_ids).tobytes(), options),

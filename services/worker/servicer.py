@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ifabric.worker.v1 import worker_service_pb2, worker_service_pb2_grpc
 from services.common import logs, reasons
-from services.common.errors import FabricError, FailedPreconditionError, UnavailableError
+from services.common.errors import FabricError, FailedPreconditionError, ResourceExhaustedError, UnavailableError
 from services.worker.description import report_message, stats_message
 from services.worker.files import EngineFiles
 from services.worker.probe import run_probe
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from services.worker.native import Stats
 
     Context = grpc.aio.ServicerContext[Any, Any]
+
+STREAMS_MAX = 64
+"""Brokers that may be connected at once; each may send at least the largest item that the engine takes."""
 
 _log = logs.get("worker.servicer")
 
@@ -91,6 +94,8 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         node, book = self._loaded()
         if self._refusal is not None:
             raise self._refusal
+        if len(self._streams) >= STREAMS_MAX:
+            raise ResourceExhaustedError(f"{STREAMS_MAX} brokers are connected already", retry_after_s=1.0)
         stream = ExecuteStream(self._host, book, self._tracer, node, _payload_form(node))
         self._streams.add(stream)
         self._metrics.streams.add(1)

@@ -282,6 +282,18 @@ async def test_a_worker_may_be_stopped_while_its_engine_loads(provisioner: Servi
         assert "loading" not in await nodes(provisioner.address)
 
 
+async def test_a_worker_whose_engine_is_stuck_ends_all_the_same(provisioner: ServiceProcess, tmp_path: Path) -> None:
+    digest = engine(tmp_path, request_faults=(RequestFault("slow_step", "prompt_token", 500, 60_000),))
+    with worker(tmp_path, provisioner.address, "stuck", drain_grace_s="1") as process:
+        await in_state(provisioner.address, "stuck", ACCEPTED)
+        async with Broker(process.address, digest) as broker:
+            await broker.dispatch(work(1, [500], stream_tokens=True, report_context_done=True))
+            await wait_until(lambda: any(stats.queued or stats.active for stats in broker.stats))
+            process.signal(signal.SIGTERM)
+            assert isinstance(await broker.end(), UnavailableError)
+        assert process.wait(10) == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "environment", "expected"),
     [

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
 from array import array
 from typing import TYPE_CHECKING
@@ -14,7 +15,14 @@ from engines.simulated import RequestFault
 from ifabric.engine.v1 import contract_pb2, generation_pb2
 from ifabric.worker.v1 import worker_service_pb2 as wire
 from services.common import reasons
-from services.common.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError, from_status
+from services.common.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+    from_status,
+)
+from services.worker.servicer import STREAMS_MAX
 from tests.support.waiting import wait_until
 from tests.worker.made import unpacked, work
 from tests.worker.running import MINING, running
@@ -270,6 +278,23 @@ async def test_a_frame_that_no_broker_sends_ends_the_stream_and_frees_what_it_ha
         assert isinstance(await broker.end(), InvalidArgumentError)
         await wait_until(lambda: worker.host.in_flight == 0)
         await wait_until(lambda: worker.host.stats().requests_cancelled == 1)
+
+
+async def test_brokers_at_once_are_bounded_and_room_comes_back(tmp_path: Path) -> None:
+    async with running(tmp_path) as worker, contextlib.AsyncExitStack() as brokers:
+        first = await brokers.enter_async_context(worker.broker())
+        for _ in range(STREAMS_MAX - 1):
+            await brokers.enter_async_context(worker.broker())
+        error = await wrong_hello(worker)
+        assert isinstance(error, ResourceExhaustedError)
+        assert error.retry_after_s
+        first.call.cancel()
+
+        async def again() -> bool:
+            async with worker.broker() as late:
+                return late.hello is not None
+
+        await wait_until(again)
 
 
 async def test_nothing_runs_before_the_engine_is_loaded(tmp_path: Path) -> None:
