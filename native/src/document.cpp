@@ -188,6 +188,20 @@ void add_finding(std::vector<Finding>& findings, Finding finding) {
   }
 }
 
+Value::Value(Kind kind) : kind_(kind) {}
+
+Value Value::null() {
+  return Value(Kind::kNull);
+}
+
+Value Value::list() {
+  return Value(Kind::kList);
+}
+
+Value Value::object() {
+  return Value(Kind::kObject);
+}
+
 Value Value::of_boolean(bool value) {
   Value out(Kind::kBoolean);
   out.integer_ = value ? 1 : 0;

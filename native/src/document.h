@@ -32,14 +32,14 @@ class Value {
   enum class Kind { kNull, kBoolean, kInteger, kHugeInteger, kReal, kText, kList, kObject };
   struct Member;
 
-  static Value null() { return Value(Kind::kNull); }
+  static Value null();
   static Value of_boolean(bool value);
   static Value of_integer(int64_t value);
   static Value of_huge_integer(std::string literal);        // whole, and outside int64_t
   static Value of_real(double value, std::string literal);  // written with a fraction or an exponent
   static Value of_text(std::string text);
-  static Value list() { return Value(Kind::kList); }
-  static Value object() { return Value(Kind::kObject); }
+  static Value list();
+  static Value object();
 
   Kind kind() const { return kind_; }
   bool is(Kind kind) const { return kind_ == kind; }
@@ -64,7 +64,7 @@ class Value {
   void insert(std::string key, Value value);
 
  private:
-  explicit Value(Kind kind) : kind_(kind) {}
+  explicit Value(Kind kind);
 
   Kind kind_;
   int64_t integer_ = 0;
