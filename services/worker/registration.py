@@ -32,7 +32,7 @@ REGISTER_WITHIN_S = 5.0
 REGISTER_LOADED_WITHIN_S = 40.0
 """The provisioner probes the engine meanwhile."""
 HEARTBEAT_WITHIN_S = 2.0
-RETRY_MOST_S = 1.0
+RETRY_MOST_S = 0.5
 """How long a mended directory waits at most until it is read again. Registering renews the lease of a refused node, so
 that it stays listed with its violations: a lease is three seconds by default."""
 
