@@ -103,6 +103,10 @@ BAD_ESCAPES = [
 ]
 
 
+def _some(rng: random.Random, found: list[Place], most: int) -> list[Place]:
+    return rng.sample(found, min(len(found), rng.randint(1, most)))
+
+
 def delete(rng: random.Random, document: Any) -> str:
     """Leaves out one to three fields or items."""
     for _ in range(rng.randint(1, 3)):
@@ -121,7 +125,7 @@ def retype(rng: random.Random, document: Any) -> str:
 def renumber(rng: random.Random, document: Any) -> str:
     """Gives one to four numbers another value, in any spelling that JSON has."""
     numbers = [place for place in places(document) if type(place[0][place[1]]) in (int, float)]
-    for container, key in rng.sample(numbers, rng.randint(1, 4)):
+    for container, key in _some(rng, numbers, 4):
         container[key] = Raw(rng.choice(NUMBERS))
     return dump(document)
 
@@ -136,7 +140,7 @@ def misspell_number(rng: random.Random, document: Any) -> str:
 def retext(rng: random.Random, document: Any) -> str:
     """Gives one or two texts another value."""
     texts = [place for place in places(document) if isinstance(place[0][place[1]], str)]
-    for container, key in rng.sample(texts, rng.randint(1, 2)):
+    for container, key in _some(rng, texts, 2):
         container[key] = rng.choice(TEXTS)
     return dump(document)
 
@@ -175,7 +179,7 @@ def repeat_key(rng: random.Random, document: Any) -> str:
 def disagree(rng: random.Random, document: Any) -> str:
     """Changes values that stay in range, so that only the agreement between fields is hurt."""
     small = [place for place in places(document) if type(place[0][place[1]]) is int and place[1] != "contract_version"]
-    for container, key in rng.sample(small, 2):
+    for container, key in _some(rng, small, 2):
         container[key] = max(1, container[key] + rng.choice([-1, 1, container[key], -container[key] // 2]))
     maybe = [place for place in places(document) if place[0][place[1]] == "not_applicable"]
     if maybe and rng.random() < 0.5:
@@ -186,7 +190,10 @@ def disagree(rng: random.Random, document: Any) -> str:
 
 def relist(rng: random.Random, document: Any) -> str:
     """Repeats, empties, shuffles or fills up a list."""
-    container, key = rng.choice([place for place in places(document) if isinstance(place[0][place[1]], list)])
+    lists = [place for place in places(document) if isinstance(place[0][place[1]], list)]
+    if not lists:
+        return dump(document)
+    container, key = rng.choice(lists)
     items = container[key]
     match rng.randint(0, 3):
         case 0:
