@@ -75,6 +75,11 @@ class Intake:
         self._registrations.add(1, {"outcome": "accepted" if node.state == ACCEPTED else "registered"})
         return node
 
+    async def settle(self) -> None:
+        """Returns once no probe runs."""
+        while self._probes:
+            await asyncio.wait(tuple(self._probes.values()))
+
     async def _judged(self, description: node_pb2.NodeDescription, report: node_pb2.EngineReport | None) -> Node:
         unlistable = verdict.identity(description) + verdict.oversized(description, _DESCRIPTION_BYTES_MAX)
         if unlistable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ifabric.provisioner.v1 import provisioner_service_pb2_grpc
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 _STATES = (REFUSED, MAY_LOAD, LOADED, ACCEPTED, DRAINING)
 _SWEEPS_AN_INTERVAL = 4
 _INTERVALS_TO_LEARN = 1.5
-"""How long a new process holds snapshots back once workers can reach it: their next heartbeats, and the probes that
-follow."""
+"""How long a new process holds snapshots back once workers can reach it, for their next heartbeats."""
 
 
 async def serve(settings: ProvisionerSettings, process: Process) -> None:
@@ -70,8 +70,9 @@ async def serve(settings: ProvisionerSettings, process: Process) -> None:
     server.add(provisioner_service_pb2_grpc.add_ProvisionerServiceServicer_to_server, servicer, FULL_NAME)
     server.on_drain("watchers", end_streams)
     process.tasks.start(_sweep(registry, interval_s / _SWEEPS_AN_INTERVAL), name="lease sweep")
-    learn_s = options.RECONNECT_MS_MAX / 1000 + _INTERVALS_TO_LEARN * interval_s
-    process.tasks.start(_open(watchers, learn_s), name="learning")
+    least_s = options.RECONNECT_MS_MAX / 1000 + _INTERVALS_TO_LEARN * interval_s
+    learning = _learn(intake, watchers, least_s=least_s, most_s=settings.probe_timeout_s)
+    process.tasks.start(learning, name="learning")
     process.announce(await server.start())
     await server.ready()
     await server.serve(process.stop)
@@ -83,8 +84,15 @@ async def _sweep(registry: Registry, period_s: float) -> None:
         registry.sweep()
 
 
-async def _open(watchers: Watchers, after_s: float) -> None:
-    await asyncio.sleep(after_s)
+async def _learn(intake: Intake, watchers: Watchers, *, least_s: float, most_s: float) -> None:
+    """Lets snapshots out once workers had the time to register and the engines that they brought have been probed.
+
+    An engine that is busy answers its probe late; sent out before, the snapshot would take the node from its brokers.
+    """
+    await asyncio.sleep(least_s)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(most_s):
+            await intake.settle()
     watchers.open()
 
 

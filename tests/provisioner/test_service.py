@@ -30,7 +30,7 @@ from tests.support.logged import captured_logs
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ async def metrics(provisioner: Running) -> str:
     return await asyncio.to_thread(read)
 
 
-async def watch(client: grpc.aio.Channel) -> AsyncIterator[wire.WatchNodesResponse]:
+async def watch(client: grpc.aio.Channel) -> AsyncGenerator[wire.WatchNodesResponse, None]:
     call = provisioner_service_pb2_grpc.ProvisionerServiceStub(client).WatchNodes(wire.WatchNodesRequest(), timeout=30)
     try:
         with translated():
@@ -276,7 +276,7 @@ async def test_a_watcher_sees_every_state_a_node_goes_through(worker: FakeWorker
         gone = await anext(stream)
         assert list(gone.gone_node_ids) == ["node-1"]
         assert gone.revision == first.revision + 5
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
     assert [state.removeprefix("NODE_STATE_") for state in seen] == ["MAY_LOAD", "LOADED", "ACCEPTED", "DRAINING"]
 
 
@@ -299,7 +299,24 @@ async def test_a_restarted_provisioner_tells_watchers_nothing_before_the_workers
                 await again.register(loaded=True)
                 snapshot = await first
                 assert [node.state for node in snapshot.nodes] == [wire.NODE_STATE_ACCEPTED]
-                await stream.aclose()  # type: ignore[attr-defined]
+                await stream.aclose()
+
+
+async def test_the_first_snapshot_waits_for_probes_that_have_begun() -> None:
+    async with (
+        running_provisioner() as provisioner, channel(provisioner.address) as client,
+        fake_worker(provisioner.address) as worker,
+    ):
+        worker.servicer.go.clear()
+        registering = asyncio.create_task(worker.register(loaded=True))
+        stream = watch(client)
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.wait({first}, timeout=1.5)
+        assert not first.done()
+        worker.servicer.go.set()
+        assert [node.state for node in (await first).nodes] == [wire.NODE_STATE_ACCEPTED]
+        await registering
+        await stream.aclose()
 
 
 async def test_watchers_are_sent_away_when_the_provisioner_drains() -> None:
@@ -326,7 +343,7 @@ async def test_bounds_are_told(worker: FakeWorker) -> None:
         with pytest.raises(ResourceExhaustedError) as full:
             await anext(two)
         assert full.value.reason == reasons.WATCHERS_FULL
-        await one.aclose()  # type: ignore[attr-defined]
+        await one.aclose()
 
 
 async def test_explanations_are_sentences(worker: FakeWorker) -> None:

@@ -125,7 +125,8 @@ WORKER_STREAMS = Metric(
 BROKER_QUEUE_DEPTH = Metric(
     "ifabric.broker.queue.depth", Kind.GAUGE, "{request}", "Requests accepted and not yet dispatched.", ("lane",))
 BROKER_QUEUE_WAIT = Metric(
-    "ifabric.broker.queue.wait.duration", Kind.HISTOGRAM, "s", "Time from acceptance to the first dispatch.",
+    "ifabric.broker.queue.wait.duration", Kind.HISTOGRAM, "s",
+    "Time from acceptance to the first dispatch; of bulk work every 32nd request is recorded.",
     ("lane",), WAIT_SECONDS)
 BROKER_REQUEST_DURATION = Metric(
     "ifabric.broker.request.duration", Kind.HISTOGRAM, "s", "Time from acceptance to the end.",
