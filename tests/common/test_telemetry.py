@@ -95,6 +95,12 @@ def test_names_follow_the_rules(metric: Metric) -> None:
     assert not {"request_id", "user", "tenant", "prompt", "job", "incarnation", "pod"} & set(metric.labels)
 
 
+def test_every_name_is_used() -> None:
+    sources = "\n".join(file.read_text() for file in (ROOT / "services").rglob("*.py"))
+    constants = [key for key, value in vars(names).items() if isinstance(value, Metric) or key.startswith("SPAN_")]
+    assert [key for key in constants if not re.search(rf"\bnames\.{key}\b", sources)] == []
+
+
 def test_names_are_told_apart() -> None:
     every = [metric.name for metric in METRICS] + list(names.all_spans())
     assert len(every) == len(set(every))

@@ -149,8 +149,6 @@ BROKER_LOST_ATTEMPTS = Metric(
     "ifabric.broker.lost_attempts", Kind.COUNTER, "{attempt}", "Attempts lost with their worker's stream.")
 
 # Spans
-SPAN_QUEUE = "ifabric.broker.queue"
-SPAN_DISPATCH = "ifabric.broker.dispatch"
 SPAN_PREFILL = "ifabric.worker.prefill"
 SPAN_DECODE = "ifabric.worker.decode"
 SPAN_PROBE = "ifabric.provisioner.probe"
