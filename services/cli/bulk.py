@@ -13,7 +13,6 @@ from typing import Annotated, Any, BinaryIO
 import grpc
 import orjson
 import typer
-from rich.table import Table
 
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from services.cli import options, progress
@@ -21,7 +20,7 @@ from services.cli.job import JobOutcome, run_job
 from services.cli.ready import serving_engines
 from services.cli.results import report_document
 from services.cli.rows import read_rows
-from services.cli.running import CommandError, console, run, sentence, write_json
+from services.cli.running import CommandError, run, sentence, write_columns, write_json
 from services.cli.suite import Plan, Suite
 from services.common.rpc import channel, translated
 
@@ -127,17 +126,16 @@ def _count_rows(file: Path, *, not_: Path) -> int:
 
 def _print_report(report: dict[str, Any], output: Path, *, as_json: bool) -> None:
     if not as_json:
-        table = Table(show_header=False, box=None, pad_edge=False)
-        for name, value in (
-            ("rows", f"{report['requests']:,} ({report['failed']:,} failed)"),
-            ("prompt tokens as sent", f"{report['prompt_tokens_logical']:,}"),
-            ("prompt tokens computed", f"{report['prompt_tokens_computed']:,}"),
-            ("  least possible", f"{report['prompt_tokens_bound']:,}"),
-            ("tokens generated", f"{report['generated_tokens']:,}"),
-            ("time", f"{report['wall_s']:,.1f} s"),
-            ("tokens generated a second", f"{report['tokens_per_s']:,.1f}"),
-            ("results", str(output)),
-        ):
-            table.add_row(name, value)
-        console().print(table)
+        write_columns(
+            [
+                ("rows", f"{report['requests']:,} ({report['failed']:,} failed)"),
+                ("prompt tokens as sent", f"{report['prompt_tokens_logical']:,}"),
+                ("prompt tokens computed", f"{report['prompt_tokens_computed']:,}"),
+                ("  least possible", f"{report['prompt_tokens_bound']:,}"),
+                ("tokens generated", f"{report['generated_tokens']:,}"),
+                ("time", f"{report['wall_s']:,.1f} s"),
+                ("tokens generated a second", f"{report['tokens_per_s']:,.1f}"),
+                ("results", str(output)),
+            ]
+        )
     write_json(report)

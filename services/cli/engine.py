@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from engines import inspect
 from services.cli import options
-from services.cli.running import CommandError, console, run_plain, write_json
+from services.cli.running import CommandError, run_plain, write_columns, write_json
 from services.common.contract import all_findings, engine_digest, read, to_json
 
 if TYPE_CHECKING:
@@ -100,11 +99,7 @@ def _describe(directory: Path, as_json: bool) -> None:
     if as_json:
         write_json({"engine_digest": digest, "contract": document, "findings": _documents(findings)})
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("engine_digest", digest)
-    for path, value in _leaves("", document):
-        table.add_row(path, value)
-    console().print(table)
+    write_columns([("engine_digest", digest), *_leaves("", document)])
     for finding in findings:
         sys.stdout.write(f"! {_line(finding)}\n")
 

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from google.protobuf.json_format import MessageToDict
-from rich.table import Table
 
 from ifabric.provisioner.v1 import provisioner_service_pb2, provisioner_service_pb2_grpc
 from services.cli import options
-from services.cli.running import console, run, write_json
+from services.cli.running import run, write_columns, write_json
 from services.common.rpc import channel, translated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _CALL_S = 5.0
 
@@ -35,24 +37,28 @@ async def _list(provisioner: str, as_json: bool) -> None:
     elif not reply.nodes:
         sys.stdout.write("no node has registered\n")
     else:
-        console().print(_table(reply.nodes))
+        write_columns(_table(reply.nodes))
 
 
-def _table(listed: Any) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for title in ("node", "state", "engine", "budget", "slots", "address", "in the batcher", "what is wrong"):
-        table.add_column(title, overflow="fold")
+def _table(listed: Iterable[provisioner_service_pb2.Node]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("node", "state", "engine", "budget", "slots", "address", "in the batcher", "what is wrong")
+    ]
     for node in listed:
         contract = node.description.contract
         limits = contract.limits
-        table.add_row(
-            node.description.node_id,
-            provisioner_service_pb2.NodeState.Name(node.state).removeprefix("NODE_STATE_").lower(),
-            contract.engine_id or "-",
-            str(limits.step_token_budget) if limits.HasField("step_token_budget") else "absent",
-            str(limits.slots) if limits.HasField("slots") else "absent",
-            node.description.address,
-            str(node.stats.active) if node.HasField("stats") else "-",
-            "\n".join(f"{each.path} is {each.found}, expected {each.expected}" for each in node.violations),
+        first, *others = [f"{each.path} is {each.found}, expected {each.expected}" for each in node.violations] or [""]
+        rows.append(
+            (
+                node.description.node_id,
+                provisioner_service_pb2.NodeState.Name(node.state).removeprefix("NODE_STATE_").lower(),
+                contract.engine_id or "-",
+                str(limits.step_token_budget) if limits.HasField("step_token_budget") else "absent",
+                str(limits.slots) if limits.HasField("slots") else "absent",
+                node.description.address,
+                str(node.stats.active) if node.HasField("stats") else "-",
+                first,
+            )
         )
-    return table
+        rows += [("",) * (len(rows[0]) - 1) + (other,) for other in others]
+    return rows

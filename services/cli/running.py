@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import typer
 from google.rpc import code_pb2
-from rich.console import Console
 
 from services.common import reasons
 from services.common.errors import FabricError, StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
 _PLACE = re.compile(r"ipv[46]:(\S+?): ")
 """Where gRPC says, in its own message, that it could not connect."""
-_WIDTH_ELSEWHERE = 240
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -117,9 +115,13 @@ def error_document(error: Exception) -> dict[str, Any]:
     return document
 
 
-def console() -> Console:
-    """Where tables for people go; wide where nobody's terminal sets the width, so that nothing is cut off."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
+def write_columns(rows: Sequence[Sequence[str]]) -> None:
+    """Writes rows on stdout with their columns aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write(line.rstrip() + "\n")
+    sys.stdout.flush()
 
 
 def write_json(document: Any) -> None:
