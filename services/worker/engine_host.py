@@ -99,13 +99,15 @@ class EngineHost:
         return 0.0 if began_s is None else time.monotonic() - began_s
 
     async def load(self, directory: Path) -> EngineDescription:
-        """Loads the engine of a directory on a thread of its own. May take minutes; may be tried again.
+        """Loads the engine of a directory on a thread of its own. May take minutes; may be tried again once it failed.
 
         Raises:
             FabricError: as `Engine.create`.
         """
         done: asyncio.Future[EngineDescription] = self._loop.create_future()
         self._ended = self._loop.create_future()
+        self._ending.clear()
+        self._free = queue.SimpleQueue()
         threading.Thread(target=self._live, args=(directory, done), name=THREAD_NAME, daemon=True).start()
         self._description = await done
         return self._description

@@ -22,12 +22,6 @@ _OUTPUT_TOKENS = 2
 _PRIORITY = 100
 """The highest: whoever probes a busy worker shall not wait for all the work that waits there."""
 
-_DTYPE_BYTES = {
-    contract_pb2.PAYLOAD_DTYPE_FLOAT32: 4,
-    contract_pb2.PAYLOAD_DTYPE_FLOAT16: 2,
-    contract_pb2.PAYLOAD_DTYPE_BFLOAT16: 2,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Probed:
@@ -38,18 +32,13 @@ class Probed:
     payload_bytes: int
     """0 where no payload came."""
 
-    def payload_form(self, stated: contract_pb2.PayloadForm | None) -> contract_pb2.MaybePayload:
-        """Returns the form of what came: the stated one where it fits, else a plain row of the values that came."""
+    def payload_form(self, stated: contract_pb2.PayloadForm | None, stated_bytes: int) -> contract_pb2.MaybePayload:
+        """Returns the form of what came: the stated one where the size fits, else a plain row of that many bytes."""
         if not self.payload_bytes:
             return contract_pb2.MaybePayload(not_applicable=True)
-        values = self.payload_bytes // _DTYPE_BYTES.get(self.payload_dtype, 1)
-        form = contract_pb2.PayloadForm(shape=[values], dtype=self.payload_dtype)
-        if stated is not None:
-            stated_values = 1
-            for extent in stated.shape:
-                stated_values *= extent
-            if stated_values == values:
-                form = contract_pb2.PayloadForm(shape=stated.shape, dtype=self.payload_dtype, layers=stated.layers)
+        form = contract_pb2.PayloadForm(shape=[self.payload_bytes], dtype=self.payload_dtype)
+        if stated is not None and self.payload_bytes == stated_bytes:
+            form = contract_pb2.PayloadForm(shape=stated.shape, dtype=self.payload_dtype, layers=stated.layers)
         return contract_pb2.MaybePayload(value=form)
 
 

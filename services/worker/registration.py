@@ -205,7 +205,8 @@ class Registration:
         if refusal == self._last_refusal:
             return
         self._last_refusal = refusal
-        _log.error(
+        log = _log.error if _is_verdict(error) else _log.warning
+        log(
             "node.not_in_service",
             node_id=node.node_id,
             reason=error.reason,

@@ -120,16 +120,15 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         self, request: worker_service_pb2.ProbeRequest, context: Context
     ) -> worker_service_pb2.ProbeResponse:
         """See the proto."""
-        node, _ = self._loaded()
+        node, book = self._loaded()
         async with self._probing:
             began_s = time.monotonic()
             probed = await run_probe(self._host, tuple(request.token_ids))
             elapsed_ms = int((time.monotonic() - began_s) * 1000)
-        payload = probed.payload_form(_payload_form(node))
         return worker_service_pb2.ProbeResponse(
             report=report_message(self._host.description),
             usage=probed.usage,
-            payload=payload,
+            payload=probed.payload_form(_payload_form(node), book.capacity.payload_bytes),
             payload_bytes=probed.payload_bytes,
             elapsed_ms=elapsed_ms,
         )

@@ -133,9 +133,7 @@ class ExecuteStream:
             async with asyncio.timeout(HELLO_WITHIN_S):
                 first = await anext(frames)
         except (TimeoutError, StopAsyncIteration) as error:
-            raise FailedPreconditionError(
-                f"no hello within {HELLO_WITHIN_S:g} s", reason=reasons.HELLO_MISSING
-            ) from error
+            raise FailedPreconditionError("no hello came", reason=reasons.HELLO_MISSING) from error
         if first.WhichOneof("frame") != "hello":
             raise FailedPreconditionError("the first message is not a hello", reason=reasons.HELLO_MISSING)
         hello = first.hello

@@ -128,3 +128,16 @@ async def test_an_engine_may_be_closed_with_work_in_flight(tmp_path: Path) -> No
     await asyncio.wait_for(host.close(), 5)
     assert host.stats().requests_submitted == 20
     assert heard.calls == []
+
+
+async def test_an_engine_that_was_closed_can_be_loaded_again(tmp_path: Path) -> None:
+    made = write_simulated_engine(tmp_path, **GENERATING)
+    host, heard = EngineHost(pytest.fail), Heard()
+    await host.load(tmp_path)
+    await host.close()
+    await host.load(tmp_path)
+    one = item(host, 1, [1, 2], heard)
+    assert host.submit([one]) == [None]
+    await wait_until(lambda: heard.calls)
+    assert unpacked(bytes(one.samples[0].token_ids)) == Simulation(made).tokens([1, 2], 4)
+    await host.close()
