@@ -4,7 +4,7 @@
 //
 // A backend knows how to hold sequences and how to take one step with them. It does not queue, validate, retry, count
 // or talk to callers: the engine loop does, on the one thread that calls every method of a backend, load() included
-// (interrupt() excepted).
+// (interrupt() and compile_guide() excepted).
 // Nothing here may name a particular runtime, and nothing above may ask which one it has.
 #pragma once
 
@@ -115,8 +115,16 @@ class Backend {
   // KV blocks that live sequences and resident heads hold now.
   virtual uint64_t kv_blocks_used() const = 0;
 
-  // The engine is about to be destroyed: a step in progress may end early. The one method that another thread calls.
+  // Any thread: the engine is about to be destroyed; a step in progress may end early.
   virtual void interrupt() noexcept {}
+
+  // Any thread: makes of a request's guide, whose kind is one of facts().guide_kinds, what admit() will find in the
+  // request. IFAB_INVALID_ARGUMENT: it is not well formed, or no text could satisfy it. IFAB_UNIMPLEMENTED: it asks for
+  // something that this backend does not enforce; the message names that.
+  virtual Status compile_guide(int32_t kind, std::string_view text, std::shared_ptr<const CompiledGuide>& out) const {
+    (void)kind, (void)text, (void)out;
+    return {IFAB_UNIMPLEMENTED, "guide_kind: the engine enforces no guides"};
+  }
 };
 
 // What a backend tells during a step. Implemented by publisher.h, which allocates nothing after load. A backend that

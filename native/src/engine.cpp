@@ -62,7 +62,7 @@ Engine::~Engine() {
   stop_.store(true, std::memory_order_release);
   {
     const std::lock_guard lock(backend_mutex_);
-    if (interruptible_ != nullptr) interruptible_->interrupt();
+    if (backend_ != nullptr) backend_->interrupt();
   }
   doorbell_.ring();
   if (owner_.joinable()) owner_.join();
@@ -77,7 +77,7 @@ void Engine::own(const BackendEntry& entry, std::promise<Status> loaded) {
     if (status.ok()) {
       loop.emplace(contract(), *backend, LoopSeams{intake_, *events_, *payloads_, board_, doorbell_, stop_});
       const std::lock_guard lock(backend_mutex_);
-      interruptible_ = backend.get();
+      backend_ = backend.get();
     }
   } catch (const std::bad_alloc&) {
     status = {IFAB_RESOURCE_EXHAUSTED, "not enough memory to load the engine"};
@@ -89,7 +89,7 @@ void Engine::own(const BackendEntry& entry, std::promise<Status> loaded) {
   if (ok) loop->run();
   loop.reset();
   const std::lock_guard lock(backend_mutex_);
-  interruptible_ = nullptr;
+  backend_ = nullptr;
 }
 
 Status Engine::load(const BackendEntry& entry, std::unique_ptr<Backend>& backend) {
@@ -116,6 +116,7 @@ void Engine::submit(std::span<const ifab_request_t> requests, std::span<ifab_sub
   for (size_t i = 0; i < requests.size(); ++i) {
     auto entry = std::make_unique<Entry>();
     statuses[i] = validate(requests[i], contract(), facts_, entry->request);
+    if (statuses[i].ok()) statuses[i] = compile_guide(entry->request);
     if (!statuses[i].ok()) continue;
     entry->samples.resize(entry->request.samples);
     entry->samples_left = entry->request.samples;
@@ -129,6 +130,18 @@ void Engine::submit(std::span<const ifab_request_t> requests, std::span<ifab_sub
     std::copy(message.begin(), message.end(), text.begin() + static_cast<ptrdiff_t>(used));
     used += message.size();
   }
+}
+
+Status Engine::compile_guide(Request& request) {
+  if (request.guide_kind == IFAB_GUIDE_NONE) return {};
+  const Backend* backend = nullptr;
+  {
+    const std::lock_guard lock(backend_mutex_);
+    backend = backend_;
+  }
+  // It stays until the engine is destroyed, which no other call on the engine may run beside.
+  if (backend == nullptr) return {IFAB_UNAVAILABLE, "the engine is not running"};
+  return backend->compile_guide(request.guide_kind, request.guide, request.compiled_guide);
 }
 
 Status Engine::check(const ifab_poll_buffers_t& buffers) const {

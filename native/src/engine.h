@@ -49,6 +49,7 @@ class Engine {
   void own(const BackendEntry& entry, std::promise<Status> loaded);
   Status load(const BackendEntry& entry, std::unique_ptr<Backend>& backend);
   Status check(const ifab_poll_buffers_t& buffers) const;
+  Status compile_guide(Request& request);
   const ContractValues& contract() const { return *directory_->contract(); }
 
   const std::unique_ptr<const EngineDirectory> directory_;
@@ -66,9 +67,9 @@ class Engine {
   std::string description_;
   Clock::time_point started_;
 
-  // The backend, for interrupt() only; null when there is none.
+  // The backend, for what other threads may call of it; null when there is none.
   std::mutex backend_mutex_;
-  Backend* interruptible_ = nullptr;
+  Backend* backend_ = nullptr;
   std::thread owner_;
 };
 
