@@ -17,7 +17,8 @@ Batcher::Batcher(const Config& config, Session& session, PayloadTap* tap)
       prefixes_(config.sequences()),
       heads_(config, session, ledger_, prefixes_),
       jobs_(config, tap != nullptr ? tap->payload_bytes() : 0),
-      sampler_(session.vocab_size()) {
+      sampler_(session.vocab_size()),
+      guidances_(session.token_pieces()) {
   rows_.reserve(config.step_token_budget);
   parts_.reserve(config.slots);
   generating_.reserve(config.slots);
@@ -56,6 +57,10 @@ bool Batcher::decode(StepReport& report) {
 bool Batcher::admit(const Request& request) {
   if (request.samples > jobs_.free_slots()) return false;
   Job& job = jobs_.take(request);
+  if (request.compiled_guide != nullptr) {
+    const std::shared_ptr<guide::Guidance> guidance = guidances_.get(request.compiled_guide);
+    for (Sample* sample : job.samples) sample->guide.start(guidance, request.stop_ids);
+  }
   // In a unified cache what it shares is bound now, so that it cannot go before the prompt's turn comes and what was
   // promised stays enough.
   if (!config_.streams()) begin(job);
@@ -200,10 +205,12 @@ void Batcher::go_on(Sample& sample, std::span<const float> logits, StepReport& r
   draw.prompt = request.prompt;
   draw.generated = sample.generated;
   draw.sample = sample.index;
+  draw.filter = sample.guide.active() ? &sample.guide : nullptr;
   draw.logprob = request.logprobs;
   const Choice choice = sampler_.choose(logits, draw);
   if (choice.token < 0) {
-    fail(job, {IFAB_INTERNAL, "the engine's logits are not numbers"}, sink);
+    fail(job, draw.filter != nullptr ? sample.guide.dead_end() : Status(IFAB_INTERNAL, "the engine's logits are not numbers"),
+         sink);
     return;
   }
   ++report.generated_tokens;
@@ -215,6 +222,11 @@ void Batcher::go_on(Sample& sample, std::span<const float> logits, StepReport& r
   sample.generated.push_back(choice.token);
   const std::span<const float> logprobs(&choice.logprob, request.logprobs ? 1 : 0);
   sink.tokens(request.id, sample.index, std::span<const int32_t>(&choice.token, 1), logprobs);
+  if (sample.guide.active()) {
+    sample.guide.accept(choice.token);
+    // Nothing can follow but the end, so that it needs no token to say it.
+    if (sample.guide.only_ends()) return finish(sample, IFAB_FINISH_STOP, -1, sink);
+  }
   const bool full = request.prompt.size() + sample.generated.size() >= config_.sequence_tokens;
   if (sample_tokens_left(sample) == 0 || full) finish(sample, IFAB_FINISH_LENGTH, -1, sink);
 }

@@ -26,7 +26,8 @@ namespace ifab::llama {
 
 class Batcher {
  public:
-  // `tap` is null where the engine has no payload. The session and the tap outlive the batcher.
+  // `tap` is null where the engine has no payload. The session and the tap outlive the batcher. Reads what each token
+  // of the vocabulary stands for.
   Batcher(const Config& config, Session& session, PayloadTap* tap);
 
   void note_waiting(const Request& request) { waiting_.add(request); }
@@ -95,6 +96,7 @@ class Batcher {
   ResidentHeads heads_;
   JobTable jobs_;
   Sampler sampler_;
+  guide::GuidanceCache guidances_;
 
   std::vector<Sample*> rows_;        // of the batch, by row; null for a filler
   std::vector<Part> parts_;          // unified: of the batch

@@ -44,6 +44,7 @@ void JobTable::end(Sample& sample) {
   Job& job = *sample.job;
   std::erase(job.samples, &sample);
   sample.job = nullptr;
+  sample.guide.clear();
   free_samples_.push_back(&sample);
   if (!job.samples.empty()) return;
   std::erase(prompts_, &job);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config.h"
+#include "guide/guide.h"
 #include "request.h"
 
 namespace ifab::llama {
@@ -20,6 +21,7 @@ struct Sample {
   int32_t sequence = -1;  // -1 until its prompt is computed
   int32_t token = -1;     // chosen, and not in the cache yet
   std::vector<int32_t> generated;
+  guide::GuideRun guide;
 };
 
 // One request in the batcher, from its admission until its last sample has ended.

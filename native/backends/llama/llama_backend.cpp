@@ -41,6 +41,7 @@ class LlamaBackend final : public Backend {
     facts_.payload_dtype = config_.payload ? config_.payload->dtype : 0;
     facts_.scoring = true;
     facts_.samples_max = config_.slots;
+    facts_.guide_kinds = {IFAB_GUIDE_JSON_SCHEMA, IFAB_GUIDE_REGEX, IFAB_GUIDE_GRAMMAR};
   }
 
   const EngineFacts& facts() const override { return facts_; }
@@ -54,6 +55,10 @@ class LlamaBackend final : public Backend {
   void cancel(uint64_t request_id) override { batcher_.cancel(request_id); }
   uint64_t kv_blocks_used() const override { return blocks_for(batcher_.cells_used()); }
   void interrupt() noexcept override { session_->interrupt(); }
+  Status compile_guide(int32_t kind, std::string_view text,
+                       std::shared_ptr<const CompiledGuide>& out) const override {
+    return guides_.compile(kind, text, out);
+  }
 
   StepReport step(StepMode mode, Sink& sink) override {
     StepReport report;
@@ -72,6 +77,7 @@ class LlamaBackend final : public Backend {
   std::unique_ptr<PayloadTap> tap_;  // outlives the session, whose graph calls it
   std::unique_ptr<Session> session_;
   Batcher batcher_;
+  mutable guide::Compiler guides_;  // has a lock of its own
   EngineFacts facts_;
 };
 

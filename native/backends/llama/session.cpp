@@ -142,6 +142,22 @@ std::string Session::weights_dtype() const {
 
 const llama_vocab* Session::vocab() const { return llama_model_get_vocab(model_.get()); }
 
+std::vector<std::string> Session::token_pieces() const {
+  std::vector<std::string> pieces(vocab_size_);
+  std::string buffer(256, '\0');
+  for (uint32_t id = 0; id < vocab_size_; ++id) {
+    const auto token = static_cast<llama_token>(id);
+    if (llama_vocab_is_control(vocab(), token) || llama_vocab_is_eog(vocab(), token)) continue;
+    int32_t size = llama_token_to_piece(vocab(), token, buffer.data(), static_cast<int32_t>(buffer.size()), 0, false);
+    if (size < 0) {
+      buffer.resize(static_cast<size_t>(-size));
+      size = llama_token_to_piece(vocab(), token, buffer.data(), static_cast<int32_t>(buffer.size()), 0, false);
+    }
+    pieces[id].assign(buffer, 0, static_cast<size_t>(std::max(size, 0)));
+  }
+  return pieces;
+}
+
 void Session::check_sequence(int32_t sequence) const {
   if (sequence < 0 || static_cast<uint32_t>(sequence) >= sequences_) misuse("sequence id out of range");
 }

@@ -45,7 +45,8 @@ class Session {
   uint32_t layers() const { return layers_; }
   // "q8_0", "q4_1", ...: the format that most weights have.
   std::string weights_dtype() const;
-  const llama_vocab* vocab() const;
+  // The bytes that each token stands for; empty for control tokens and others without text.
+  std::vector<std::string> token_pieces() const;
 
   // ---- The batch of the next decode() ----
 
@@ -79,6 +80,7 @@ class Session {
 
  private:
   Session() = default;
+  const llama_vocab* vocab() const;
   Status make_context(const Config& config, PayloadTap* tap);
   void check_sequence(int32_t sequence) const;
 

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "json_schema.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "document.h"
+#include "json_keywords.h"
+#include "json_text.h"
+
+namespace ifab::guide {
+namespace {
+
+constexpr int kDeepestSchema = 200;
+
+class SchemaReader {
+ public:
+  explicit SchemaReader(const Value& root) : root_(root) {}
+
+  std::shared_ptr<const Grammar> read() { return builder_.finish(value(root_, "")); }
+
+ private:
+  [[noreturn]] static void fail(const std::string& path, const std::string& what) {
+    throw GuideError((path.empty() ? "schema" : path) + ": " + what);
+  }
+
+  // The rule of values that are valid under a schema. One for each place of the document, so that schemas may refer to
+  // themselves.
+  Element value(const Value& schema, const std::string& path) {
+    if (schema.is(Value::Kind::kBoolean)) {
+      if (!schema.boolean()) fail(path, "false allows no value");
+      return text_.any_value();
+    }
+    if (!schema.is(Value::Kind::kObject)) fail(path, "expected a schema, found " + render(schema));
+    const auto [known, added] = rules_.try_emplace(&schema);
+    if (!added) return known->second;
+    const Element rule = known->second = builder_.rule();
+    check_keywords(schema, path);
+    if (++depth_ > kDeepestSchema) fail(path, "schemas refer to schemas too deeply");
+    for (Sequence& alternative : alternatives(schema, path)) builder_.add(rule, std::move(alternative));
+    --depth_;
+    return rule;
+  }
+
+  std::vector<Sequence> alternatives(const Value& schema, const std::string& path) {
+    if (schema.find("$ref") != nullptr) {
+      refuse_beside(schema, path, "$ref", {});
+      return {{value(resolve(root_, schema, path), path)}};
+    }
+    if (schema.find("enum") != nullptr || schema.find("const") != nullptr) return constants(schema, path);
+    for (const std::string_view keyword : {"anyOf", "oneOf", "allOf"}) {
+      if (const Value* branches = schema.find(keyword)) {
+        refuse_beside(schema, path, keyword, {});
+        return combined(*branches, keyword, member_path(path, keyword));
+      }
+    }
+    const unsigned types = types_of(schema, path);
+    if (types == kEveryType && schema.find("type") == nullptr) return {{text_.any_value()}};
+    std::vector<Sequence> out;
+    if ((types & kObjectType) != 0) out.push_back({object(schema, path)});
+    if ((types & kArrayType) != 0) out.push_back({array(schema, path)});
+    if ((types & kStringType) != 0) out.push_back({string(schema, path)});
+    if ((types & kNumberType) != 0) {
+      out.push_back({number(schema, path)});
+    } else if ((types & kIntegerType) != 0) {
+      out.push_back({integer(schema, path)});
+    }
+    if ((types & kBooleanType) != 0) out.push_back({text_.boolean()});
+    if ((types & kNullType) != 0) out.push_back({text_.null()});
+    return out;
+  }
+
+  std::vector<Sequence> constants(const Value& schema, const std::string& path) {
+    const Value* one = schema.find("const");
+    const std::string_view keyword = one != nullptr ? "const" : "enum";
+    refuse_beside(schema, path, keyword, {"type"});
+    const Value& given = schema.at(keyword);
+    if (one == nullptr && !given.is(Value::Kind::kList)) fail(member_path(path, keyword), "expected a list of values");
+    std::vector<Value> values;
+    if (one != nullptr) {
+      values.push_back(given);
+    } else {
+      values = given.items();
+    }
+    const unsigned types = schema.find("type") != nullptr ? types_of(schema, path) : static_cast<unsigned>(kEveryType);
+    std::vector<Sequence> out;
+    for (const Value& constant : values) {
+      if ((type_of_value(constant) & types) != 0) out.push_back(builder_.text(json_of(constant)));
+    }
+    if (out.empty()) fail(member_path(path, keyword), "allows no value of the type");
+    return out;
+  }
+
+  std::vector<Sequence> combined(const Value& branches, std::string_view keyword, const std::string& path) {
+    const std::vector<Value>& items = branches.items();
+    if (items.empty()) fail(path, "expected a list of schemas");
+    if (keyword == "allOf" && items.size() > 1) {
+      throw GuideError(path + ": more than one schema is not supported", IFAB_UNIMPLEMENTED);
+    }
+    if (keyword == "oneOf") {
+      for (size_t i = 0; i < items.size(); ++i) {
+        for (size_t k = 0; k < i; ++k) {
+          if (told_apart(root_, items[i], items[k])) continue;
+          throw GuideError(item_path(path, i) + ": a schema that cannot be told apart from " + item_path(path, k) +
+                               " by type, constants or a required constant member is not supported",
+                           IFAB_UNIMPLEMENTED);
+        }
+      }
+    }
+    std::vector<Sequence> out;
+    for (size_t i = 0; i < items.size(); ++i) out.push_back({value(items[i], item_path(path, i))});
+    return out;
+  }
+
+  // ---- Keywords
+
+  std::optional<uint32_t> count(const Value& schema, std::string_view keyword, const std::string& path) {
+    const Value* found = schema.find(keyword);
+    if (found == nullptr) return std::nullopt;
+    const double real = found->real();
+    const bool number = found->is(Value::Kind::kInteger) || found->is(Value::Kind::kReal);
+    if (!number || real < 0 || real != std::floor(real)) {
+      fail(member_path(path, keyword), "expected a whole number, found " + render(*found));
+    }
+    if (real > GrammarBuilder::kMostRepetitions) {
+      fail(member_path(path, keyword), render(*found) + ", at most " + std::to_string(GrammarBuilder::kMostRepetitions));
+    }
+    return static_cast<uint32_t>(real);
+  }
+
+  struct Bound {
+    std::optional<double> value;
+    bool open = false;
+  };
+
+  std::optional<double> number_at(const Value& schema, std::string_view keyword, const std::string& path) {
+    const Value* found = schema.find(keyword);
+    if (found == nullptr) return std::nullopt;
+    if (found->is(Value::Kind::kInteger) || found->is(Value::Kind::kReal)) return found->real();
+    fail(member_path(path, keyword), "expected a number, found " + render(*found));
+  }
+
+  // The stricter of a bound and its exclusive twin. `sign` is 1 for lower bounds, -1 for upper ones.
+  Bound bound(const Value& schema, std::string_view keyword, std::string_view exclusive, double sign,
+              const std::string& path) {
+    const std::optional<double> closed = number_at(schema, keyword, path);
+    const std::optional<double> open = number_at(schema, exclusive, path);
+    if (open && (!closed || *open * sign >= *closed * sign)) return {open, true};
+    return {closed, false};
+  }
+
+  Element integer(const Value& schema, const std::string& path) {
+    const Bound low = bound(schema, "minimum", "exclusiveMinimum", 1, path);
+    const Bound high = bound(schema, "maximum", "exclusiveMaximum", -1, path);
+    constexpr double kMost = 1e18;
+    std::optional<int64_t> least;
+    std::optional<int64_t> most;
+    if (low.value) {
+      const double whole = std::clamp(std::ceil(*low.value), -kMost, kMost);
+      least = static_cast<int64_t>(whole) + (low.open && whole == *low.value ? 1 : 0);
+    }
+    if (high.value) {
+      const double whole = std::clamp(std::floor(*high.value), -kMost, kMost);
+      most = static_cast<int64_t>(whole) - (high.open && whole == *high.value ? 1 : 0);
+    }
+    return at(path, [&] { return text_.integer(least, most); });
+  }
+
+  Element number(const Value& schema, const std::string& path) {
+    const Bound low = bound(schema, "minimum", "exclusiveMinimum", 1, path);
+    const Bound high = bound(schema, "maximum", "exclusiveMaximum", -1, path);
+    return at(path, [&] { return text_.number(low.value, low.open, high.value, high.open); });
+  }
+
+  Element string(const Value& schema, const std::string& path) {
+    const std::optional<uint32_t> least = count(schema, "minLength", path);
+    const std::optional<uint32_t> most = count(schema, "maxLength", path);
+    const Value* pattern = schema.find("pattern");
+    const Value* format = schema.find("format");
+    if ((pattern != nullptr ? 1 : 0) + (format != nullptr ? 1 : 0) + (least || most ? 1 : 0) > 1) {
+      throw GuideError(path + ": more than one of pattern, format and minLength or maxLength is not supported",
+                       IFAB_UNIMPLEMENTED);
+    }
+    if (pattern != nullptr) {
+      if (!pattern->is(Value::Kind::kText)) fail(member_path(path, "pattern"), "expected a text");
+      return at(member_path(path, "pattern"), [&] { return text_.string_like(pattern->text()); });
+    }
+    if (format != nullptr) {
+      if (std::optional<Element> known = text_.string_in_format(format->text())) return *known;
+      throw GuideError(member_path(path, "format") + ": " + render(*format) + " is not supported", IFAB_UNIMPLEMENTED);
+    }
+    return at(path, [&] { return text_.string(least.value_or(0), most.value_or(GrammarBuilder::kUnbounded)); });
+  }
+
+  // Puts the place in front of what a piece complains about.
+  template <class Make>
+  static auto at(const std::string& path, Make make) -> decltype(make()) {
+    try {
+      return make();
+    } catch (const GuideError& error) {
+      throw GuideError((path.empty() ? "schema" : path) + ": " + error.what(), error.code());
+    }
+  }
+
+  // ---- Arrays
+
+  Element array(const Value& schema, const std::string& path) {
+    const uint32_t least = count(schema, "minItems", path).value_or(0);
+    const std::optional<uint32_t> given_most = count(schema, "maxItems", path);
+    std::vector<Element> first;
+    if (const Value* prefix = schema.find("prefixItems")) {
+      const std::string at_prefix = member_path(path, "prefixItems");
+      for (size_t i = 0; i < prefix->items().size(); ++i) {
+        first.push_back(value(prefix->items()[i], item_path(at_prefix, i)));
+      }
+    }
+    const Value* rest = schema.find("items");
+    const bool none_more = rest != nullptr && rest->is(Value::Kind::kBoolean) && !rest->boolean();
+    uint32_t most = given_most.value_or(GrammarBuilder::kUnbounded);
+    if (none_more) most = std::min(most, static_cast<uint32_t>(first.size()));
+    if (most < least) fail(path, "minItems leaves no array");
+    if (first.size() > most) first.resize(most);
+    const auto fixed = static_cast<uint32_t>(first.size());
+
+    // behind_[i]: what follows i items.
+    Element behind = builder_.rule();
+    if (fixed < most) {
+      const Element item = rest != nullptr ? value(*rest, member_path(path, "items")) : text_.any_value();
+      const uint32_t still = least > fixed ? least - fixed : 0;
+      const uint32_t open = most == GrammarBuilder::kUnbounded ? most : most - fixed;
+      if (still == 0) builder_.add(behind, closing("]", fixed > 0));
+      Sequence more = next(item, fixed > 0);
+      const uint32_t others = open == GrammarBuilder::kUnbounded ? open : open - 1;
+      GrammarBuilder::append(more, builder_.repeat(next(item, true), still > 0 ? still - 1 : 0, others));
+      GrammarBuilder::append(more, closing("]", true));
+      builder_.add(behind, more);
+    } else {
+      builder_.add(behind, closing("]", fixed > 0));
+    }
+    for (uint32_t i = fixed; i-- > 0;) {
+      const Element here = builder_.rule();
+      if (i >= least) builder_.add(here, closing("]", i > 0));
+      Sequence more = next(first[i], i > 0);
+      more.push_back(behind);
+      builder_.add(here, more);
+      behind = here;
+    }
+    return builder_.choice({{builder_.byte('['), text_.space(), behind}});
+  }
+
+  // One more item or member, behind a comma where others stand before it.
+  Sequence next(Element item, bool behind_others) {
+    if (!behind_others) return {item};
+    return {builder_.byte(','), text_.space(), item};
+  }
+
+  Sequence closing(std::string_view bracket, bool behind_others) {
+    Sequence out;
+    if (behind_others) out.push_back(text_.space());
+    GrammarBuilder::append(out, builder_.text(bracket));
+    return out;
+  }
+
+  // ---- Objects
+
+  struct Property {
+    Element member;
+    bool required = false;
+  };
+
+  Element member(Element key, Element of) {
+    return builder_.choice({{key, builder_.byte(':'), text_.space(), of}});
+  }
+
+  Element object(const Value& schema, const std::string& path) {
+    std::vector<Property> properties;
+    std::vector<std::string> names;
+    if (const Value* given = schema.find("properties")) {
+      for (const Value::Member& property : given->members()) {
+        names.push_back(property.key);
+        const Element key = builder_.choice({builder_.text(JsonText::quoted(property.key))});
+        properties.push_back({member(key, value(property.value, member_path(member_path(path, "properties"), property.key)))});
+      }
+    }
+    if (const Value* required = schema.find("required")) {
+      for (const Value& name : required->items()) {
+        if (!name.is(Value::Kind::kText)) fail(member_path(path, "required"), "expected a list of names");
+        const auto known = std::find(names.begin(), names.end(), name.text());
+        if (known == names.end()) {
+          names.push_back(name.text());
+          const Element key = builder_.choice({builder_.text(JsonText::quoted(name.text()))});
+          properties.push_back({member(key, text_.any_value()), true});
+        } else {
+          properties[static_cast<size_t>(known - names.begin())].required = true;
+        }
+      }
+    }
+    return properties.empty() ? free_object(schema, path) : fixed_object(properties);
+  }
+
+  // Members in order. rest[0] is what may follow where no member stands yet, rest[1] where one does.
+  Element fixed_object(const std::vector<Property>& properties) {
+    Element rest[2] = {builder_.choice({closing("}", false)}), builder_.choice({closing("}", true)})};
+    for (size_t i = properties.size(); i-- > 0;) {
+      const Property& property = properties[i];
+      Element here[2];
+      for (const bool behind_others : {false, true}) {
+        Sequence with = next(property.member, behind_others);
+        with.push_back(rest[1]);
+        std::vector<Sequence> alternatives{with};
+        if (!property.required) alternatives.push_back({rest[behind_others ? 1 : 0]});
+        here[behind_others ? 1 : 0] = builder_.choice(std::move(alternatives));
+      }
+      rest[0] = here[0];
+      rest[1] = here[1];
+    }
+    return builder_.choice({{builder_.byte('{'), text_.space(), rest[0]}});
+  }
+
+  // No member is named: members of any name, with the values that additionalProperties allows.
+  Element free_object(const Value& schema, const std::string& path) {
+    const Value* additional = schema.find("additionalProperties");
+    Sequence empty{builder_.byte('{'), text_.space(), builder_.byte('}')};
+    if (additional != nullptr && additional->is(Value::Kind::kBoolean) && !additional->boolean()) {
+      return builder_.choice({empty});
+    }
+    const Element of = additional != nullptr ? value(*additional, member_path(path, "additionalProperties")) : text_.any_value();
+    const Element one = member(text_.string(0, GrammarBuilder::kUnbounded), of);
+    Sequence filled{builder_.byte('{'), text_.space(), one};
+    GrammarBuilder::append(filled, builder_.repeat(next(one, true), 0, GrammarBuilder::kUnbounded));
+    GrammarBuilder::append(filled, closing("}", true));
+    return builder_.choice({empty, filled});
+  }
+
+  const Value& root_;
+  GrammarBuilder builder_;
+  JsonText text_{builder_};
+  std::map<const Value*, Element> rules_;
+  int depth_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<const Grammar> read_json_schema(std::string_view text) {
+  std::vector<Finding> findings;
+  const std::optional<Value> document = read_document(text, findings);
+  if (!findings.empty()) {
+    const Finding& first = findings.front();
+    throw GuideError((first.path.empty() ? "schema" : first.path) + ": " + first.found + ", expected " + first.expected);
+  }
+  return SchemaReader(*document).read();
+}
+
+}  // namespace ifab::guide
