@@ -141,7 +141,7 @@ ifab_event_t Publisher::event_of(const Entry& entry, int32_t kind) const {
 void Publisher::end_sample(Entry& entry, uint32_t sample, int32_t reason, int32_t stop_id,
                            std::string_view payload_failure) {
   Entry::Sample& state = entry.samples[sample];
-  if (reason == IFAB_FINISH_STOP) ++state.generated;
+  if (reason == IFAB_FINISH_STOP && stop_id >= 0) ++state.generated;
   ifab_event_t event = event_of(entry, IFAB_EVENT_FINISHED);
   event.sample = sample;
   event.reason = reason;
