@@ -343,6 +343,9 @@ async def test_one_line_a_live_request_and_no_prompt_text(log_lines: LogLines) -
     async with house() as home:
         home.core.generate = says("answer words")
         await home.stub.Generate(Generate(request=request("secret words", request_id="good")), timeout=10)
+        await home.stub.Generate(
+            Generate(request=request("secret words", request_id="stopped", stop=["ans"])), timeout=10
+        )
         await refusal(
             home.stub.Generate(Generate(request=request("secret words", request_id="bad", max_tokens=0)), timeout=10)
         )
@@ -350,12 +353,13 @@ async def test_one_line_a_live_request_and_no_prompt_text(log_lines: LogLines) -
         call = home.stub.GenerateStream(Stream(request=request("secret words", request_id="left")), timeout=10)
         await wait_until(lambda: home.core.works)
         call.cancel()
-        await wait_until(lambda: len(log_lines.of("request.ended")) == 2)
+        await wait_until(lambda: len(log_lines.of("request.ended")) == 3)
         ended = {line["request_id"]: line for line in log_lines.of("request.ended")}
         assert ended["good"]["outcome"] == "finished"
         assert ended["good"]["node_id"] == "node-1"
         assert ended["good"]["generated_token_count"] == len(ids("answer words")[:8])
         assert ended["good"]["duration_ms"] > 0
+        assert ended["stopped"]["outcome"] == "finished"
         assert ended["left"]["outcome"] == "gone"
         (refused,) = log_lines.of("request.refused")
         assert (refused["request_id"], refused["code"]) == ("bad", "INVALID_ARGUMENT")

@@ -320,7 +320,8 @@ class ExchangeStream:
             self._failed += 1
             self._records.row_failed(lane, self._job_id, ended.request_id[:128], tenant[:64], ended.end)
         else:
-            self._records.row_finished(lane, ended.end)
+            early = ended.row is not None and ended.row.ended_early
+            self._records.row_finished(lane, ended.end, early=early)
         if not self._closed:
             self._outbox.append(ended)
             self._bytes_held += ended.weight

@@ -116,7 +116,7 @@ class LiveCall(OutputSink):
 
     def _ended(self, end: WorkEnd | FabricError) -> None:
         self._end = end
-        self._records.live_ended(self._clock, self._plan, self._lane, end, gone=self._gone)
+        self._records.live_ended(self._clock, self._plan, self._lane, end, gone=self._gone, early=self.ended_early)
         self._news.set()
 
     async def _next_news(self) -> None:

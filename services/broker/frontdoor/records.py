@@ -40,9 +40,9 @@ class Records:
         self._first_token = telemetry.histogram(names.BROKER_FIRST_TOKEN)
         telemetry.observe(names.BROKER_REQUESTS, self._read)
 
-    def row_finished(self, lane: Lane, end: WorkEnd) -> None:
+    def row_finished(self, lane: Lane, end: WorkEnd, *, early: bool) -> None:
         """A row of a stream ended well."""
-        self._ended[_LANES[lane], outcome(end)] += 1
+        self._ended[_LANES[lane], outcome(end, early=early)] += 1
 
     def row_failed(self, lane: Lane, job_id: str, request_id: str, tenant: str, error: FabricError) -> None:
         """A row of a stream ended with an error: one line."""
@@ -59,9 +59,11 @@ class Records:
             message=error.message,
         )  # fmt: skip
 
-    def live_ended(self, clock: Clock, plan: Plan, lane: Lane, end: WorkEnd | FabricError, *, gone: bool) -> None:
+    def live_ended(
+        self, clock: Clock, plan: Plan, lane: Lane, end: WorkEnd | FabricError, *, gone: bool, early: bool
+    ) -> None:
         """A live request that was taken has ended: its one line."""
-        how = "gone" if gone else "failed" if isinstance(end, FabricError) else outcome(end)
+        how = "gone" if gone else "failed" if isinstance(end, FabricError) else outcome(end, early=early)
         labels = {"lane": _LANES[lane], "outcome": how}
         self._ended[labels["lane"], how] += 1
         self._duration.record(clock.duration_s, labels)
@@ -113,9 +115,14 @@ class Clock:
             self.first_output_s = self.duration_s
 
 
-def outcome(end: WorkEnd) -> str:
-    """One word for how work ended well: `finished`, or `cancelled` where somebody cancelled any of its samples."""
-    cancelled = any(sample.finish_reason == generation_pb2.FINISH_REASON_CANCELLED for sample in end.samples)
+def outcome(end: WorkEnd, *, early: bool) -> str:
+    """One word for how work ended well: `finished`, or `cancelled` where somebody cancelled any of its samples.
+
+    `early` says that stop strings ended all of them: to the engine that looks like a cancel.
+    """
+    cancelled = not early and any(
+        sample.finish_reason == generation_pb2.FINISH_REASON_CANCELLED for sample in end.samples
+    )
     return "cancelled" if cancelled else "finished"
 
 

@@ -158,25 +158,26 @@ class Transcript:
 class OutputSink:
     """The part of a `Sink` that single calls and rows of a stream share: tokens into the transcript, early ends."""
 
-    __slots__ = ("_core", "_ended_early", "_stops", "transcript")
+    __slots__ = ("_core", "_stops", "ended_early", "transcript")
 
     def __init__(self, plan: Plan, core: Core) -> None:
         self.transcript = Transcript(plan)
         self._core = core
         self._stops = bool(plan.stops)
-        self._ended_early = False
+        self.ended_early = False
+        """Whether stop strings have ended every sample, and the core was told so."""
 
     def tokens(self, work: Work, sample: int, tokens: TokenArray, logprobs: LogProbs) -> None:
         """See `Sink`."""
         if self.transcript.push(sample, tokens, logprobs):
             self.on_output()
-        if self._stops and not self._ended_early and self.transcript.stopped(work.samples):
-            self._ended_early = True
+        if self._stops and not self.ended_early and self.transcript.stopped(work.samples):
+            self.ended_early = True
             self._core.finish_early(work)
 
     def restarted(self, work: Work) -> bool:
         """See `Sink`."""
-        self._ended_early = False
+        self.ended_early = False
         return self.transcript.forget()
 
     def on_output(self) -> None:
