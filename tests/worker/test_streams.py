@@ -318,12 +318,19 @@ async def test_a_mining_engine_ends_each_item_with_its_payload_and_no_tokens(tmp
             assert payload.data == worker.simulation.payload(prompt).tobytes()
 
 
-async def test_a_payload_that_is_not_wanted_is_absent_and_a_prompt_too_long_is_refused(tmp_path: Path) -> None:
+async def test_a_payload_that_is_not_wanted_is_absent_and_what_a_mining_engine_cannot_do_is_refused(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, MINING) as worker, worker.broker() as broker:
-        await broker.dispatch(work(1, max_tokens=0, return_payload=False), work(2, range(129), max_tokens=0))
+        await broker.dispatch(
+            work(1, max_tokens=0, return_payload=False), work(2, range(129), max_tokens=0), work(3, max_tokens=1)
+        )
         assert not (await broker.finish_of(1)).HasField("payload")
-        failure = await broker.failure_of(2)
-        assert (failure.status.code, "129" in failure.status.message) == (3, True)
+        for handle, field, value in ((2, "token_ids", "129"), (3, "max_tokens", "1")):
+            error = from_status((await broker.failure_of(handle)).status)
+            assert error.code == 3
+            assert error.violations[0].field == field
+            assert value in error.violations[0].description
 
 
 async def test_a_payload_that_cannot_be_extracted_ends_its_item_with_the_reason_only(tmp_path: Path) -> None:
