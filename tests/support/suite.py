@@ -72,6 +72,7 @@ def up(logs: Path, engines: Sequence[Path] = (ENGINE,), *flags: str) -> Iterator
         line = process.stdout.readline()
         assert line, f"`ifab up` ended with status {process.wait()}: {process.stderr and process.stderr.read()}"
         suite = RunningSuite(process, json.loads(line))
+        assert "error" not in suite.said, suite.said
         pids = suite.pids
         yield suite
         suite.stop()
