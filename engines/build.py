@@ -16,7 +16,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engines import cpu, gguf_model, inspect, publish, sources, tier, tokenizer, tokenizer_proof
+from engines import cpu, gguf_model, inspect, publish, sources, tier, tokenizer, tokenizer_corpus, tokenizer_proof
 from engines.llama_tool import LlamaTool
 from services.common.contract import CONTRACT_FILE, engine_digest
 from services.common.errors import FailedPreconditionError
@@ -154,7 +154,8 @@ class _CpuBuild:
             self._tell("comparing the tokenizer with the engine's own", done, total)
 
         tell(0, 1)
-        tokenizer_proof.prove(made, vocabulary.control_texts(), self._tool, weights, tell)
+        texts = tokenizer_corpus.texts(vocabulary.control_texts())
+        tokenizer_proof.prove(made, texts, self._tool, weights, tell)
         made.save(str(part), pretty=False)
 
     def _make_contract(

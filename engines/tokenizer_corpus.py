@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+SEED: Final = 20261129
+MIXTURES: Final = 4000
+"""Texts of a build's corpus that are put together by chance."""
+
 _SURROGATES = range(0xD800, 0xE000)
 _PLANES: Final = (
     range(1, 0x32400),  # every plane that Unicode has filled
@@ -58,7 +62,7 @@ _CODE = [
 ]  # fmt: skip
 
 
-def texts(control: Sequence[str], *, seed: int, mixtures: int) -> list[str]:
+def texts(control: Sequence[str], *, seed: int = SEED, mixtures: int = MIXTURES) -> list[str]:
     """All texts of the corpus.
 
     Args:

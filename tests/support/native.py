@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs and libraries of the native half, built where they are missing or older than their sources."""
+"""Programs of the native half, built where they are missing or older than their sources."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BUILD = ROOT / "build" / "native"
 
 
 @functools.cache
-def build(target: str) -> Path:
+def build(program: str) -> Path:
     """Builds one program of `native/tools` with the preset `dev`, where it is not up to date, and returns its path.
 
-    Several test processes take turns.
+    Several test processes take turns. `make build` makes most of what this needs.
     """
     assert shutil.which("cmake"), "cmake is missing: run scripts/bootstrap"
     BUILD.parent.mkdir(exist_ok=True)
@@ -25,8 +25,8 @@ def build(target: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (BUILD / "build.ninja").is_file():
             _run("cmake", "--preset", "dev", "-S", "native")
-        _run("cmake", "--build", str(BUILD), "--target", target, "--parallel", "2")
-    return BUILD / "tools" / target
+        _run("cmake", "--build", str(BUILD), "--target", program, "--parallel", "2")
+    return BUILD / "tools" / program
 
 
 def _run(*command: str) -> None:
