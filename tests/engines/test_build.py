@@ -187,3 +187,42 @@ def program(path: Path, line: str) -> Path:
     path.write_text(f"#!/bin/sh\n{line}\n")
     path.chmod(0o755)
     return path
+
+
+@pytest.mark.timeout(180)
+def test_the_engine_answers_with_text_within_the_memory_that_its_contract_states(cpu_engine: Built) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWER, cpu_engine.directory], cwd=ROOT, timeout=170, check=True, capture_output=True
+    )
+    said = json.loads(done.stdout)
+    assert "Paris" in said["text"]
+    stated = inspect.describe(cpu_engine.directory).contract.card.memory_bytes
+    assert 0.5 * stated < said["grown_bytes"] < stated
+
+
+ANSWER = """
+import json, pathlib, resource, sys
+import numpy, tokenizers
+from services.worker.native import Engine, EventKind, Options, PollBuffers, Request
+
+def peak_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+directory = pathlib.Path(sys.argv[1])
+tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+before = peak_bytes()
+with Engine.create(directory) as engine:
+    ids = tokenizer.encode("The capital of France is", add_special_tokens=False).ids
+    long = [*ids] * 100
+    options = Options(max_tokens=8)
+    requests = [Request(number, numpy.array(prompt, "<i4").tobytes(), options) for number, prompt in enumerate((ids, long))]
+    assert engine.submit(requests) == [None, None]
+    buffers, tokens, ended = PollBuffers(events=64, tokens=4096, payload_bytes=0, text_bytes=4096), [], 0
+    while ended < 2:
+        for event in engine.poll(buffers, 1000):
+            if event["kind"] == EventKind.TOKENS and event["request_id"] == 0:
+                tokens += buffers.tokens[event["token_offset"] :][: event["token_count"]].tolist()
+            assert event["kind"] != EventKind.FAILED
+            ended += int(event["kind"] == EventKind.FINISHED)
+print(json.dumps({"text": tokenizer.decode(tokens), "grown_bytes": peak_bytes() - before}))
+"""
