@@ -215,9 +215,10 @@ with Engine.create(directory) as engine:
     ids = tokenizer.encode("The capital of France is", add_special_tokens=False).ids
     long = [*ids] * 100
     options = Options(max_tokens=8)
-    requests = [Request(number, numpy.array(prompt, "<i4").tobytes(), options) for number, prompt in enumerate((ids, long))]
-    assert engine.submit(requests) == [None, None]
-    buffers, tokens, ended = PollBuffers(events=64, tokens=4096, payload_bytes=0, text_bytes=4096), [], 0
+    prompts = [numpy.array(prompt, "<i4").tobytes() for prompt in (ids, long)]
+    assert engine.submit([Request(number, prompt, options) for number, prompt in enumerate(prompts)]) == [None, None]
+    buffers = PollBuffers(events=64, tokens=4096, payload_bytes=0, text_bytes=4096)
+    tokens, ended = [], 0
     while ended < 2:
         for event in engine.poll(buffers, 1000):
             if event["kind"] == EventKind.TOKENS and event["request_id"] == 0:

@@ -5,7 +5,8 @@ The rules live in `engines/schema/*.schema.json`; the native library interprets 
 and a test holds both to the same findings on hundreds of broken documents.
 
     document   strict reading of one JSON document, and how findings name and show its values
-    nodes      what one place of a document must be: the part of JSON Schema that is read
+    nodes      what one place of a document must be
+    compiler   from a schema document to nodes: the part of JSON Schema that is read
     rules      what must agree between fields: `x-rules`
 """
 
@@ -14,7 +15,9 @@ from __future__ import annotations
 import functools
 import importlib.resources
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from services.common.schema.compiler import compile_schema
 from services.common.schema.document import (
     ABSENT,
     Document,
@@ -25,8 +28,10 @@ from services.common.schema.document import (
     decode,
     read_document,
 )
-from services.common.schema.nodes import Node, compile_schema
 from services.common.schema.rules import Rule, compile_rules
+
+if TYPE_CHECKING:
+    from services.common.schema.nodes import Node
 
 __all__ = [
     "ABSENT",
