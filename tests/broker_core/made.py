@@ -128,7 +128,6 @@ class Bench:
         made = Worker(
             name,
             facts(digest, block_tokens=block_tokens),
-            incarnation="1",
             pool_tokens=pool_tokens,
             credit=Amount(tokens, sequences, payload_bytes),
             now=self.now,
@@ -172,3 +171,39 @@ class Bench:
 
 def ids_of(attempts: Sequence[Attempt]) -> list[str]:
     return [attempt.entry.work.key[1] for attempt in attempts]
+
+
+class Caches:
+    """An infinite cache for each worker: what it computes, and in how many prefills of each head.
+
+    A prompt finds what was computed before it was *sent*: siblings that are sent together compute their head each.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, set[tuple[int, ...]]] = {}
+        self.computed_tokens = 0
+
+    def run(self, bench: Bench, prompts: dict[str, list[int]], *, rounds: int = 10_000) -> None:
+        """Answers everything that is given until nothing is in flight."""
+        while bench.decision.in_flight:
+            rounds -= 1
+            assert rounds, "it does not come to an end"
+            found: dict[int, int] = {}
+            given = bench.give()
+            for attempt in given:
+                prompt = prompts[attempt.entry.work.key[1]]
+                held = self._held.setdefault(attempt.worker.id, set())
+                blocks = 0
+                while tuple(prompt[: (blocks + 1) * BLOCK]) in held and (blocks + 1) * BLOCK <= len(prompt):
+                    blocks += 1
+                found[attempt.handle] = min(blocks * BLOCK, len(prompt) - 1)
+            for attempt in given:
+                prompt = prompts[attempt.entry.work.key[1]]
+                held = self._held[attempt.worker.id]
+                held.update(tuple(prompt[:end]) for end in range(BLOCK, len(prompt) + 1, BLOCK))
+                cached = found[attempt.handle]
+                self.computed_tokens += len(prompt) - cached
+                bench.computed(attempt, cached)
+            for attempt in given:
+                bench.finish(attempt, cached=found[attempt.handle])
+            bench.now += 0.1

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ifabric.broker.v1 import broker_service_pb2
+
 if TYPE_CHECKING:
     from ifabric.engine.v1 import generation_pb2
     from services.broker.core.entry import Entry
@@ -139,12 +141,34 @@ class JobAccount:
     def finished(self, node_id: str, usage: generation_pb2.Usage) -> None:
         """A row ended on a node, with what it cost over all its attempts."""
         self.spent(usage)
+        if not node_id:
+            return  # it was cancelled before any node had it to the end
         share = self.shares.get(node_id)
         if share is None:
             share = self.shares[node_id] = Share()
         share.requests += 1
         share.computed_tokens += usage.computed_tokens
         share.generated_tokens += usage.generated_tokens
+
+    def report(self) -> broker_service_pb2.JobReport:
+        """The account in its wire form, as far as the core knows."""
+        return broker_service_pb2.JobReport(
+            prompt_tokens_logical=self.logical_tokens,
+            prompt_tokens_computed=self.computed_tokens,
+            prompt_tokens_bound=self.bound_tokens(),
+            prompt_tokens_cached=self.cached_tokens,
+            generated_tokens=self.generated_tokens,
+            reattempts=self.reattempts,
+            shares=[
+                broker_service_pb2.NodeShare(
+                    node_id=node_id,
+                    requests=share.requests,
+                    prompt_tokens_computed=share.computed_tokens,
+                    generated_tokens=share.generated_tokens,
+                )
+                for node_id, share in sorted(self.shares.items())
+            ],
+        )
 
     def spent(self, usage: generation_pb2.Usage) -> None:
         """A row ended, well or not, at this cost."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from ifabric.engine.v1 import node_pb2
     from services.broker.core.attempts import Attempt
     from services.broker.core.settings import CoreSettings
     from services.broker.core.workers import Amount, EngineFacts, Worker
@@ -56,12 +57,14 @@ _INTERACTIVE_ATTEMPTS_MAX = 3
 class Counters:
     """What happened so far."""
 
+    logical_tokens: int = 0
+    computed_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
     late_results: int = 0
     lost_attempts: int = 0
     reattempts: int = 0
     quarantined: int = 0
-    lead_misses: int = 0
-    """Attempts that found less in a worker's cache than was believed."""
 
 
 class _Room:
@@ -104,8 +107,7 @@ class Decision:
         self._ends: list[tuple[Work, WorkEnd | FabricError]] = []
         self.timers = Timers()
         self.scheduler = Scheduler(settings, self.timers, self._engines, self._too_large)
-        self.cancels: dict[str, list[int]] = defaultdict(list)
-        """Handles to cancel, by worker; whoever sends them takes them away."""
+        self._cancels: dict[Worker, list[int]] = defaultdict(list)
         self.counters = Counters()
         self.draining = False
         """Whether new work is refused."""
@@ -158,9 +160,22 @@ class Decision:
                 self.scheduler.release(flow)
         return account
 
-    def entry(self, key: tuple[str, str]) -> Entry | None:
-        """Returns the request in flight under a key."""
-        return self._entries.get(key)
+    def entries(self) -> list[Entry]:
+        """Returns every request in flight."""
+        return list(self._entries.values())
+
+    def fail_all(self, error: FabricError) -> None:
+        """Ends everything in flight with an error."""
+        for entry in list(self._entries.values()):
+            if entry.attempt is not None:
+                self.scheduler.close(entry.attempt)
+            self._end(entry, error)
+
+    def take_cancels(self) -> list[tuple[Worker, list[int]]]:
+        """Returns what workers are to be told to end, by handle, and forgets it."""
+        cancels = list(self._cancels.items())
+        self._cancels.clear()
+        return cancels
 
     @property
     def in_flight(self) -> int:
@@ -200,7 +215,7 @@ class Decision:
         attempts = list(worker.outstanding.values())
         apart = worker.apart
         self.scheduler.remove_worker(worker)
-        self.cancels.pop(worker.id, None)
+        self._cancels.pop(worker, None)
         self.counters.lost_attempts += len(attempts)
         alone = len(attempts) == 1
         lost: list[Entry] = []
@@ -215,6 +230,13 @@ class Decision:
         """A worker grants a new credit."""
         worker.ledger.limit = credit
         worker.has_room()
+
+    def stats(self, worker: Worker, stats: node_pb2.EngineStats, now: float) -> None:
+        """A worker tells the counters of its engine."""
+        if stats.progress_tick != worker.progress_tick or not (stats.queued or stats.active):
+            worker.progress_tick, worker.progressed = stats.progress_tick, now
+        # Other brokers' work ages what the pool holds too.
+        worker.clock = max(worker.clock, stats.prompt_tokens_computed + stats.generated_tokens)
 
     def context_done(self, worker: Worker, handle: int, cached: int, computed: int) -> None:
         """A worker has computed a prompt."""
@@ -256,6 +278,7 @@ class Decision:
         cut_short = bool(samples) and any(sample.finish_reason == _CANCELLED for sample in samples)
         if not cut_short:
             self.scheduler.computed(attempt, usage.cached_tokens)
+            self.scheduler.keep(attempt)
         self.scheduler.close(attempt)
         entry = attempt.entry
         if cut_short and not attempt.cancelled:
@@ -345,6 +368,7 @@ class Decision:
         entry = Entry(work, flow, prompt_tokens, flow.expected_decode(work.max_tokens) * work.samples, now)
         self._entries[work.key] = entry
         flow.entries += 1
+        self.counters.logical_tokens += prompt_tokens
         before = flow.tree.bytes
         placed = self.scheduler.admit(entry, raw, now=now, chains=bool(work.job))
         room.take(flow.tree.bytes - before + _ENTRY_BYTES)
@@ -370,7 +394,7 @@ class Decision:
         if attempt is not None:
             if not attempt.cancelled:
                 attempt.cancelled = True
-                self.cancels[attempt.worker.id].append(attempt.handle)
+                self._cancels[attempt.worker].append(attempt.handle)
             return
         self._end(entry, self._cancelled_end(entry))
 
@@ -438,12 +462,19 @@ class Decision:
         del self._entries[work.key]
         flow.entries -= 1
         account = self._jobs.get(work.job)
+        usage = end.usage if isinstance(end, WorkEnd) else entry.usage
+        if usage is not None:
+            counters = self.counters
+            counters.computed_tokens += usage.computed_tokens
+            counters.cached_tokens += usage.cached_tokens
+            counters.generated_tokens += usage.generated_tokens
         if isinstance(end, WorkEnd):
             if account is not None:
                 account.finished(end.node_id, end.usage)
-            flow.learn(end.usage.generated_tokens // max(1, work.samples))
-        elif account is not None and entry.usage is not None:
-            account.spent(entry.usage)
+            if end.node_id:
+                flow.learn(end.usage.generated_tokens // work.samples)
+        elif account is not None and usage is not None:
+            account.spent(usage)
         self._ends.append((work, end))
 
     def _add_usage(self, entry: Entry, usage: generation_pb2.Usage) -> None:
@@ -470,7 +501,7 @@ class Decision:
                 generated_tokens=usage.generated_tokens + before.generated_tokens,
             )
         return WorkEnd(
-            samples, usage, worker.facts.digest, worker.id, payload, prompt_logprobs, entry.attempts
+            samples, usage, worker.facts.digest, worker.node_id, payload, prompt_logprobs, entry.attempts
         )
 
     def _cancelled_end(self, entry: Entry) -> WorkEnd:

@@ -66,6 +66,7 @@ class Flow:
         rules: Figures that shape the order.
         find: Tells who is believed to hold how much of a prefix (int32 bytes).
         held: Told of a prefix (int32 bytes) that a worker holds when the tree forgets it.
+        led: Told of an attempt under way that has become the leader of a sibling.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Flow:
         rules: FlowRules,
         find: Callable[[bytes], list[Hint]],
         held: Callable[[Worker, bytes], None],
+        led: Callable[[Attempt], None],
     ) -> None:
         self.key = key
         self.block_tokens = block_tokens
@@ -102,6 +104,7 @@ class Flow:
         self._rules = rules
         self._find = find
         self._held = held
+        self._led = led
         self._open: dict[Node, None] = {}
         self._changes = itertools.count(1)
         self._change = 0
@@ -191,7 +194,7 @@ class Flow:
                         continue
                     return None
             item = best[1]
-            if type(item) is Entry:
+            if isinstance(item, Entry):
                 other = self._holder(run, node, [item.hint]) if item.hint is not None else None
                 if other is None:
                     run.at = node
@@ -200,7 +203,7 @@ class Flow:
                 self._hand(other, node, item)
             else:
                 node.pop(item)
-                self._claim(run, node, item, claim)  # type: ignore[arg-type]
+                self._claim(run, node, item, claim)
 
     def take(self, run: Run, entry: Entry, attempt: Attempt) -> None:
         """Takes what `next` returned: it is dispatched to the run's worker as this attempt."""
@@ -344,6 +347,7 @@ class Flow:
         if state is HeadState.LEADING:
             head.leader = attempt
             attempt.leads.append(head)
+            self._led(attempt)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -356,7 +360,7 @@ class Flow:
         if self.interactive:
             below = head.node.best(subtrees=may_lead)
             return below is not None and rank < below[0]
-        born = item.arrived if type(item) is Entry else item.born  # type: ignore[union-attr]
+        born = item.arrived if isinstance(item, Entry) else item.born
         run.root_turn = born < now - self._rules.overdue_s and not run.root_turn
         return run.root_turn
 
@@ -410,11 +414,11 @@ class Flow:
         """Works off what was left to this worker: claims subtrees, returns an entry that can go now."""
         while run.handed:
             node, item = run.handed[0]
-            if type(item) is not Entry:
+            if not isinstance(item, Entry):
                 run.handed.pop(0)
-                if not item.opened and item.parent is not None and item.waiting:  # type: ignore[union-attr]
-                    self._own_path(run, item.parent, hints := self._find(prefix(item)))  # type: ignore[arg-type,union-attr]
-                    self._own(run, item, run.worker.next_claim(self._now), hints)  # type: ignore[arg-type]
+                if not item.opened and item.parent is not None and item.waiting:
+                    self._own_path(run, item.parent, hints := self._find(prefix(item)))
+                    self._own(run, item, run.worker.next_claim(self._now), hints)
                     return None
                 continue
             if item.state is not State.WAITING or item.node is None:
@@ -508,9 +512,9 @@ class Flow:
             self._wake(parent)
 
     def _offer_again(self, node: Node, item: Node | Entry) -> None:
-        if type(item) is not Entry:
-            if not item.opened:  # type: ignore[union-attr]
-                self._offer(item)  # type: ignore[arg-type]
+        if not isinstance(item, Entry):
+            if not item.opened:
+                self._offer(item)
         elif item.state is State.WAITING and item.node is not None:
             item.node.offer(item, self._rank(item.decode, item.tail_tokens, item.arrived))
             self._wake(item.node)

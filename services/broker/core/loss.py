@@ -110,7 +110,7 @@ class Suspects:
 
     def delay(self, losses: int) -> float:
         """Time before another attempt, in seconds: doubles with each loss, cut by a random part."""
-        step = min(self._settings.retry_most_s, self._settings.retry_first_s * 2 ** (losses - 1))
+        step = min(self._settings.retry_most_s, self._settings.retry_first_s * 2.0 ** (losses - 1))
         return step * random.uniform(0.5, 1.0)  # noqa: S311 -- spreads retries, protects nothing
 
     def due(self, now: float) -> list[Cohort]:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from services.broker.core.workers import EngineFacts, Worker
 
 _TRICKLE = 256
-"""With fewer waiting in a flow, every attempt reports when its prompt is computed: siblings may still come."""
+"""With fewer waiting in a flow, later siblings are expected of every request: each attempt reports when its prompt is
+computed, and what workers hold is remembered prompt by prompt."""
 
 
 class Scheduler:
@@ -171,6 +172,15 @@ class Scheduler:
             self.holdings.lost(worker, entry.flow.key.salt, raw, cached_tokens)
             entry.flow.missed(entry, worker, cached_tokens)
 
+    def keep(self, attempt: Attempt) -> None:
+        """An attempt ended well: what its worker holds of its prompt now may serve what comes later.
+
+        While much waits, later siblings meet the heads in the tree, and this would only cost time.
+        """
+        entry, flow = attempt.entry, attempt.entry.flow
+        if flow.interactive or flow.waiting < _TRICKLE:
+            self.holdings.note(attempt.worker, flow.key.salt, flow.prompt(entry))
+
     def close(self, attempt: Attempt) -> None:
         """An attempt has ended, however; before its entry is withdrawn, set apart or admitted again."""
         worker, flow = attempt.worker, attempt.entry.flow
@@ -222,7 +232,7 @@ class Scheduler:
         return self._lanes[Lane.INTERACTIVE].order(now) + self._lanes[Lane.BULK].order(now)
 
     def _next(self, worker: Worker, turns: list[Flow], now: float) -> Attempt | None:
-        if not worker.serving or worker.full:
+        if not worker.serving or worker.quiet or worker.full:
             return None
         if worker.apart is not None:
             return self._next_apart(worker, worker.apart, now)
@@ -286,7 +296,7 @@ class Scheduler:
         if attempt.leads:
             attempt.leading = entry.prompt_tokens - attempt.head_tokens
             worker.leading += attempt.leading
-            self._timers.at(now + self._settings.lead_limit_s, lambda: self._lead_limit(attempt))
+            self._limit_lead(attempt)
         lane = self._lanes[flow.key.lane]
         lane.charge(flow, entry.tail_tokens + entry.decode, now)
         if not flow.waiting:
@@ -333,7 +343,7 @@ class Scheduler:
 
     def _start_cohorts(self, now: float) -> None:
         for cohort in self.suspects.due(now):
-            able = [w for w in self.workers.values() if w.serving and w.facts.digest in cohort.digests]
+            able = [w for w in self.workers.values() if w.serving and not w.quiet and w.facts.digest in cohort.digests]
             free = [worker for worker in able if worker.apart is None]
             if len(able) - len(free) >= max(1, len(able) // 2) or not free:
                 continue
@@ -349,8 +359,11 @@ class Scheduler:
                 return
         self._too_large(entry, cost)
 
-    def _lead_limit(self, attempt: Attempt) -> None:
-        """Siblings have waited for their leader long enough."""
+    def _limit_lead(self, attempt: Attempt) -> None:
+        """Sets a limit to how long siblings wait for their leader."""
+        self._timers.after(self._settings.lead_limit_s, lambda: self._waited_enough(attempt))
+
+    def _waited_enough(self, attempt: Attempt) -> None:
         if attempt.leads and not attempt.context_done:
             attempt.entry.flow.settle(attempt, HeadState.HELD)
 
@@ -365,6 +378,7 @@ class Scheduler:
             rules=self._rules,
             find=lambda raw: self.holdings.find(key.digests, key.salt, raw, self._blocks(key.digests)),
             held=lambda worker, raw: self.holdings.note(worker, key.salt, raw),
+            led=self._limit_lead,
         )
         for worker in self.workers.values():
             if worker.serving and worker.facts.digest in key.digests:

@@ -17,10 +17,16 @@ class Timers:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._tickets = itertools.count()
+        self.now = 0.0
+        """The latest time that the clock has said."""
 
     def at(self, when: float, call: Callable[[], None]) -> None:
-        """Calls back once it is `when` or later. There is no cancelling: the callback looks whether it still matters."""
+        """Calls back once it is `when` or later. Nothing is cancelled: the callback looks whether it still matters."""
         heapq.heappush(self._heap, (when, next(self._tickets), call))
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Calls back so long after what the clock last said."""
+        self.at(self.now + delay_s, call)
 
     @property
     def next_at(self) -> float | None:
@@ -29,5 +35,6 @@ class Timers:
 
     def run(self, now: float) -> None:
         """Calls whatever is due."""
+        self.now = max(self.now, now)
         while self._heap and self._heap[0][0] <= now:
             heapq.heappop(self._heap)[2]()

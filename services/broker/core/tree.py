@@ -19,6 +19,8 @@ from services.broker.core import ids
 from services.broker.core.entry import Entry, State
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from services.broker.core.heads import Head
 
 _tickets = itertools.count()
@@ -69,10 +71,10 @@ class Node:
 
     def offer(self, item: Node | Entry, rank: float) -> None:
         """Puts something that lies directly below up for taking; lower ranks go first."""
-        if type(item) is Entry:
+        if isinstance(item, Entry):
             heapq.heappush(self.entries, (rank, next(_tickets), item))
         else:
-            heapq.heappush(self.subtrees, (rank, next(_tickets), item))  # type: ignore[arg-type]
+            heapq.heappush(self.subtrees, (rank, next(_tickets), item))
 
     def best(self, *, subtrees: bool) -> tuple[float, Node | Entry] | None:
         """Returns what goes first, with its rank, and leaves it there.
@@ -92,13 +94,13 @@ class Node:
             if not node.opened and node.parent is self and node.waiting:
                 break
             heapq.heappop(nodes)
-        if subtrees and nodes and (not entries or nodes[0] < entries[0]):
+        if subtrees and nodes and (not entries or nodes[0][:2] < entries[0][:2]):
             return nodes[0][0], nodes[0][2]
         return (entries[0][0], entries[0][2]) if entries else None
 
     def pop(self, item: Node | Entry) -> None:
         """Takes away what `best` returned."""
-        if type(item) is Entry:
+        if isinstance(item, Entry):
             heapq.heappop(self.entries)
         else:
             heapq.heappop(self.subtrees)
@@ -141,13 +143,23 @@ class WaitingTree:
         block_tokens: Tokens of one block; 0 where the engines share nothing.
         planes: Of packed ids, see `ids.pack`.
         salt: Prompts of different salts share nothing.
+        chain: Finds where to look, see `ids.chain`; what is found there is compared.
     """
 
-    def __init__(self, reshaper: Reshaper, *, block_tokens: int, planes: int, salt: int) -> None:
+    def __init__(
+        self,
+        reshaper: Reshaper,
+        *,
+        block_tokens: int,
+        planes: int,
+        salt: int,
+        chain: Callable[[bytes, int], int] = ids.chain,
+    ) -> None:
         self._reshaper = reshaper
         self._block_bytes = block_tokens * ids.ID_BYTES
         self._block_tokens = block_tokens
         self._planes = planes
+        self._chain = chain
         self.root = Node(None, 0, b"", ids.first_chain(salt), 0.0)
         self.root.opened = True
         self.bytes = 0
@@ -167,11 +179,11 @@ class WaitingTree:
         node, at = self.root, 0
         key: int | None = None
         while at < end:
-            key = ids.chain(raw[at : at + size], node.chain)
+            key = self._chain(raw[at : at + size], node.chain)
             child = node.children.get(key)
             if child is None:
                 break
-            if type(child) is Node:
+            if isinstance(child, Node):
                 stop = at + len(child.edge)
                 if raw[at:stop] == child.edge:
                     node, at, key = child, stop, None
@@ -179,7 +191,7 @@ class WaitingTree:
                 common = ids.common_blocks(raw[at:end], child.edge, size)
                 below = self._cut(child, common) if common else None
             else:
-                below = self._branch(child, raw[at:end], now)  # type: ignore[arg-type]
+                below = self._branch(child, raw[at:end], now)
             if below is None:
                 key = None  # a collision of chains: it hangs here without a key, and shares no more
                 break
@@ -243,7 +255,7 @@ class WaitingTree:
         while nodes:
             node = nodes.pop()
             found += [entry for _, _, entry in node.entries if entry.state is State.WAITING and entry.node is node]
-            nodes += [child for child in node.children.values() if type(child) is Node and child.waiting]
+            nodes += [child for child in node.children.values() if isinstance(child, Node) and child.waiting]
         return found
 
     def _cut(self, lower: Node, blocks: int) -> Node:
@@ -255,7 +267,7 @@ class WaitingTree:
         parent.children[upper.key] = upper
         lower.edge = lower.edge[at:]
         lower.parent = upper
-        lower.key = ids.chain(lower.edge[: self._block_bytes], upper.chain)
+        lower.key = self._chain(lower.edge[: self._block_bytes], upper.chain)
         upper.children[lower.key] = lower
         upper.live = 1
         upper.waiting, upper.decode = lower.waiting, lower.decode
@@ -279,7 +291,7 @@ class WaitingTree:
         self.bytes += len(entry.tail)
         entry.node, entry.key = node, None
         if entry.tail_tokens >= self._block_tokens:
-            entry.key = ids.chain(tail[len(edge) : len(edge) + self._block_bytes], node.chain)
+            entry.key = self._chain(tail[len(edge) : len(edge) + self._block_bytes], node.chain)
             node.children[entry.key] = entry
         node.live = 1
         if entry.state is State.WAITING:
@@ -289,7 +301,7 @@ class WaitingTree:
 
     def _chain_over(self, edge: bytes, before: int) -> int:
         for at in range(0, len(edge), self._block_bytes):
-            before = ids.chain(edge[at : at + self._block_bytes], before)
+            before = self._chain(edge[at : at + self._block_bytes], before)
         return before
 
     def _chains(self, raw: bytes, at: int, end: int, node: Node, key: int | None) -> Placed:
@@ -297,7 +309,7 @@ class WaitingTree:
         new = []
         if key is not None:
             for start in range(at, end, size):
-                last = ids.chain(raw[start : start + size], last)
+                last = self._chain(raw[start : start + size], last)
                 new.append(last)
         return Placed(new, last if end and end == len(raw) else None)
 

@@ -6,6 +6,7 @@ Nothing here asks what kind of engine it is: limits and capabilities only.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from ifabric.engine.v1 import contract_pb2
     from services.broker.core.attempts import Attempt
     from services.broker.core.loss import Apart
+
+
+_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +159,16 @@ class Worker:
     """One worker, from the moment its stream is up until it ends."""
 
     __slots__ = (
-        "apart", "claims", "clock", "facts", "full", "full_for_bulk", "heard", "id", "incarnation", "leading",
-        "ledger", "nudged", "outstanding", "plan", "pool_tokens", "progress_tick", "progressed", "serving",
+        "apart", "claims", "clock", "facts", "full", "full_for_bulk", "heard", "id", "leading", "ledger", "node_id",
+        "nudged", "outstanding", "plan", "pool_tokens", "progress_tick", "progressed", "quiet", "serving",
     )
 
     def __init__(
-        self, worker_id: str, facts: EngineFacts, *, incarnation: str, pool_tokens: int, credit: Amount, now: float
+        self, node_id: str, facts: EngineFacts, *, pool_tokens: int, credit: Amount, now: float
     ) -> None:
-        self.id = worker_id
-        self.incarnation = incarnation
+        self.id = f"{node_id}#{next(_numbers)}"
+        """Names this stream: a node that comes back is another worker."""
+        self.node_id = node_id
         self.facts = facts
         self.ledger = Ledger(credit)
         self.plan = PoolPlan(pool_tokens, facts.step_token_budget)
@@ -175,6 +180,8 @@ class Worker:
         """Prompt tokens that leaders at it have yet to compute."""
         self.serving = True
         """Whether it takes new work."""
+        self.quiet = False
+        """Whether it has been silent for a while: it gets nothing new until it speaks."""
         self.apart: Apart | None = None
         """Suspects that run here, apart from innocent work; None while there are none."""
         self.full = self.full_for_bulk = False
@@ -194,7 +201,7 @@ class Worker:
     def takes(self, *, interactive: bool) -> bool:
         """Whether it would take work of a lane now, as far as is known."""
         full = self.full if interactive else self.full_for_bulk
-        return self.serving and self.apart is None and not full
+        return self.serving and not self.quiet and self.apart is None and not full
 
     def may_lead(self, tokens: int) -> bool:
         """Whether a leader with so many tokens to compute may go: the prompts that others wait for are paced to what

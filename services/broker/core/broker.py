@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core on the event loop: decisions, links, nodes, time.
+
+Everything happens on one loop. Whatever changes the state asks for a turn; the turn, at most one for each round of the
+loop, gives out what can go, sends it, and tells sinks what has ended, so that many events make one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ifabric.broker.v1 import broker_service_pb2
+from ifabric.provisioner.v1 import provisioner_service_pb2 as provisioner
+from services.broker.core import wire
+from services.broker.core.catalog import EngineCatalog
+from services.broker.core.decision import Decision
+from services.broker.core.metrics import CoreMetrics
+from services.broker.core.node_watch import NodeWatch
+from services.broker.core.worker_link import WorkerLink
+from services.broker.core.workers import EngineFacts, Worker
+from services.common import logs
+from services.common.errors import UnavailableError
+from services.common.rpc import channel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import grpc
+
+    from ifabric.worker.v1 import worker_service_pb2
+    from services.broker.core.attempts import Attempt
+    from services.broker.core.settings import CoreSettings
+    from services.broker.core.workers import Amount
+    from services.broker.work import Work
+    from services.common.errors import FabricError
+    from services.common.tasks import Tasks
+    from services.common.telemetry import Telemetry
+
+TICK_S = 0.25
+"""How often silence is looked for."""
+QUIET_S = 3.0
+"""A worker that has said nothing for so long gets nothing new until it speaks: it normally does twice a second."""
+_STALLED_S = 1.0
+"""A tick that comes so late means that this process stood still, not that the workers did."""
+
+_log = logs.get("broker.core")
+
+
+class Broker:
+    """The core; see work.Core.
+
+    Args:
+        settings: Figures to work by.
+        provisioner_address: Where the provisioner listens.
+        broker_id: What this broker calls itself towards workers.
+        telemetry: Where its metrics go.
+        tasks: Holds its background tasks.
+        message_bytes_max: Longest gRPC message sent or taken, in bytes.
+    """
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        provisioner_address: str,
+        *,
+        broker_id: str,
+        telemetry: Telemetry,
+        tasks: Tasks,
+        message_bytes_max: int,
+    ) -> None:
+        self._settings = settings
+        self._broker_id = broker_id
+        self._tasks = tasks
+        self._message_bytes_max = message_bytes_max
+        self._provisioner = channel(provisioner_address, message_bytes_max=message_bytes_max)
+        self._watch = NodeWatch(self._provisioner, self._nodes_changed)
+        self._links: dict[str, WorkerLink] = {}
+        self._running: dict[WorkerLink, asyncio.Task[None]] = {}
+        self._workers: dict[WorkerLink, Worker] = {}
+        self._link_of: dict[Worker, WorkerLink] = {}
+        self._turn_wanted = False
+        self._wake: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self.decision = Decision(settings)
+        self.catalog = EngineCatalog(settings.nobody_limit_s, self._channels)
+        self._metrics = CoreMetrics(telemetry, self.decision)
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begins to follow the provisioner and to serve."""
+        self._tasks.start(self._watch.run(), name="node-watch")
+        self._tasks.start(self._tick(), name="core-tick")
+
+    def drain(self) -> None:
+        """Takes nothing new; what was accepted goes on."""
+        self.decision.draining = True
+
+    async def stop(self) -> None:
+        """Ends everything. What is still in flight hears UNAVAILABLE."""
+        self.drain()
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        self.decision.fail_all(UnavailableError("the broker is going away"))
+        self.decision.deliver()
+        if self._wake is not None:
+            self._wake.cancel()
+        await self._provisioner.close()
+
+    # -- Core ------------------------------------------------------------------------------------------------------
+
+    def submit(self, works: Sequence[Work]) -> list[FabricError | None]:
+        """See work.Core."""
+        results = self.decision.submit(works, self._loop.time())
+        self._want_turn()
+        return results
+
+    def cancel(self, keys: Sequence[tuple[str, str]]) -> int:
+        """See work.Core."""
+        found = self.decision.cancel(keys)
+        self._want_turn()
+        return found
+
+    def finish_early(self, work: Work) -> None:
+        """See work.Core."""
+        self.decision.finish_early(work)
+        self._want_turn()
+
+    def pause_job(self, job: str, paused: bool) -> None:
+        """See work.Core."""
+        self.decision.pause_job(job, paused, self._loop.time())
+        self._want_turn()
+
+    def end_job(self, job: str) -> broker_service_pb2.JobReport:
+        """See work.Core."""
+        account = self.decision.end_job(job)
+        return broker_service_pb2.JobReport() if account is None else account.report()
+
+    # -- LinkOwner -------------------------------------------------------------------------------------------------
+
+    def link_up(self, link: WorkerLink, credit: Amount) -> None:
+        """See LinkOwner."""
+        node = link.node
+        facts = EngineFacts.of(node.description.engine_digest, node.description.contract)
+        worker = Worker(
+            link.node_id,
+            facts,
+            pool_tokens=node.report.kv_pool_blocks * facts.block_tokens,
+            credit=credit,
+            now=self._loop.time(),
+        )
+        self._workers[link], self._link_of[worker] = worker, link
+        self.decision.worker_up(worker)
+        self._want_turn()
+
+    def link_heard(self, link: WorkerLink, message: worker_service_pb2.ExecuteResponse) -> None:
+        """See LinkOwner."""
+        worker, now = self._workers[link], self._loop.time()
+        worker.heard, worker.quiet = now, False
+        wire.apply(message, self.decision, worker, now)
+        self._want_turn()
+
+    def link_down(self, link: WorkerLink, *, innocent: bool) -> None:
+        """See LinkOwner."""
+        worker = self._workers.pop(link)
+        del self._link_of[worker]
+        if self._links.get(link.node_id) is not link:
+            self._end_link(link)
+        self.decision.worker_lost(worker, self._loop.time(), innocent=innocent)
+        self._want_turn()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _want_turn(self) -> None:
+        if not self._turn_wanted:
+            self._turn_wanted = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Gives out, sends, tells."""
+        self._turn_wanted = False
+        decision, now = self.decision, self._loop.time()
+        batches: dict[Worker, list[Attempt]] = {}
+        for attempt in decision.give_out(now):
+            batches.setdefault(attempt.worker, []).append(attempt)
+            if attempt.number == 1:
+                self._metrics.waited(attempt.entry.work.lane, now - attempt.entry.arrived)
+        for worker, attempts in batches.items():
+            link = self._link_of[worker]
+            for message in wire.dispatch_messages(attempts):
+                link.send(message)
+        for worker, handles in decision.take_cancels():
+            self._link_of[worker].send(wire.cancel_message(handles))
+        if decision.deliver():
+            self._want_turn()  # sinks may have changed things; so may room at the door
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        at = self.decision.timers.next_at
+        if self._wake is not None:
+            if at is not None and self._wake.when() <= at and not self._wake.cancelled():
+                return
+            self._wake.cancel()
+            self._wake = None
+        if at is not None:
+            self._wake = self._loop.call_at(at, self._alarm)
+
+    def _alarm(self) -> None:
+        self._wake = None
+        self._want_turn()
+
+    async def _tick(self) -> None:
+        """Looks for silent workers, and for work that nobody serves."""
+        last = self._loop.time()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self._loop.time()
+            if now - last > TICK_S + _STALLED_S:
+                _log.warning("loop.stalled", seconds=round(now - last, 3))
+                for worker in self._workers.values():
+                    worker.heard = worker.progressed = now
+            last = now
+            for link, worker in list(self._workers.items()):
+                self._look_at(link, worker, now)
+            if self._watch.stale:
+                self._forget_silent_nodes()
+            self.decision.check_waiting(now)
+            self._want_turn()
+
+    def _look_at(self, link: WorkerLink, worker: Worker, now: float) -> None:
+        silent = now - worker.heard
+        worker.quiet = silent > QUIET_S
+        still = now - worker.progressed
+        limit = self._settings.silence_limit_s
+        if silent > limit:
+            link.give_up(UnavailableError(f"the worker has been silent for {silent:.1f} s"))
+        elif worker.outstanding and still > worker.facts.longest_step_s + limit:
+            link.give_up(UnavailableError(f"the engine has made no progress for {still:.1f} s"))
+        elif not worker.serving and not worker.outstanding and self._links.get(link.node_id) is not link:
+            self._end_link(link)
+
+    def _nodes_changed(self, nodes: Mapping[str, provisioner.Node]) -> None:
+        """Opens links to accepted nodes and closes those of nodes that are no more."""
+        accepted = {
+            node_id: node for node_id, node in nodes.items() if node.state == provisioner.NODE_STATE_ACCEPTED
+        }
+        for node in accepted.values():
+            facts = EngineFacts.of(node.description.engine_digest, node.description.contract)
+            self.decision.learn_engine(facts)
+        self.catalog.update(list(accepted.values()))
+        for node_id, link in list(self._links.items()):
+            node = nodes.get(node_id)
+            same = node is not None and node.description.incarnation == link.incarnation
+            if not same or node_id not in accepted:
+                self._retire(link)
+        for node_id, node in accepted.items():
+            if node_id not in self._links:
+                self._open_link(node)
+        self._want_turn()
+
+    def _forget_silent_nodes(self) -> None:
+        """Without a provisioner, only nodes that answer by themselves count."""
+        silent = [link for link in self._links.values() if link not in self._workers]
+        for link in silent:
+            self._retire(link)
+        if silent:
+            self.catalog.update([link.node for link in self._links.values()])
+
+    def _open_link(self, node: provisioner.Node) -> None:
+        link = WorkerLink(
+            node, broker_id=self._broker_id, message_bytes_max=self._message_bytes_max, owner=self)
+        self._links[link.node_id] = link
+        self._running[link] = self._tasks.start(link.run(), name=f"link-{link.node_id}")
+
+    def _retire(self, link: WorkerLink) -> None:
+        """The node takes nothing new here: what it has may end, then the link does."""
+        del self._links[link.node_id]
+        worker = self._workers.get(link)
+        if worker is None:
+            self._end_link(link)
+        else:
+            self.decision.worker_retired(worker)
+
+    def _end_link(self, link: WorkerLink) -> None:
+        task = self._running.pop(link, None)
+        if task is not None:
+            task.cancel()
+
+    def _channels(self, digest: str) -> list[grpc.aio.Channel]:
+        return [
+            link.channel for link in self._links.values() if link.node.description.engine_digest == digest
+        ]

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One worker's stream: dispatches out, events in, many a message each way.
+
+A link connects, says hello, and serves until the stream ends or the worker counts as lost; then all that was out there
+is lost, and it connects again as long as the node is accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
+
+from ifabric.worker.v1 import worker_service_pb2 as wire
+from ifabric.worker.v1 import worker_service_pb2_grpc
+from services.broker.core.wire import amount
+from services.common import logs, reasons
+from services.common.backoff import Backoff
+from services.common.errors import FabricError, FailedPreconditionError, UnavailableError
+from services.common.protocol import PROTOCOL_REVISION
+from services.common.rpc import call_error, channel
+
+if TYPE_CHECKING:
+    from ifabric.provisioner.v1 import provisioner_service_pb2
+    from services.broker.core.workers import Amount
+
+    Call = grpc.aio.StreamStreamCall[wire.ExecuteRequest, wire.ExecuteResponse]
+
+HELLO_WITHIN_S = 5.0
+"""How long a worker may take to answer a hello."""
+
+_log = logs.get("broker.link")
+
+
+class LinkOwner(Protocol):
+    """Whoever decides what the link carries. Called on the event loop; must not block."""
+
+    def link_up(self, link: WorkerLink, credit: Amount) -> None:
+        """The worker has answered: it takes work now."""
+
+    def link_heard(self, link: WorkerLink, message: wire.ExecuteResponse) -> None:
+        """The worker says something."""
+
+    def link_down(self, link: WorkerLink, *, innocent: bool) -> None:
+        """The stream is over. `innocent`: the worker said that it goes away."""
+
+
+class WorkerLink:
+    """A link to one incarnation of one node.
+
+    Args:
+        node: The node.
+        broker_id: What this broker calls itself.
+        message_bytes_max: Longest message sent or taken.
+        owner: Who decides.
+    """
+
+    def __init__(
+        self, node: provisioner_service_pb2.Node, *, broker_id: str, message_bytes_max: int, owner: LinkOwner
+    ) -> None:
+        self.node = node
+        self.node_id: str = node.description.node_id
+        self.incarnation: str = node.description.incarnation
+        self.channel = channel(node.description.address, message_bytes_max=message_bytes_max)
+        self._broker_id = broker_id
+        self._owner = owner
+        self._out: deque[wire.ExecuteRequest] = deque()
+        self._wanted = asyncio.Event()
+        self._call: Call | None = None
+        self._given_up: FabricError | None = None
+
+    def send(self, message: wire.ExecuteRequest) -> None:
+        """Sends a message once those before it are sent. Credit bounds how much can wait here."""
+        self._out.append(message)
+        self._wanted.set()
+
+    def give_up(self, error: FabricError) -> None:
+        """Ends the stream from this side: the worker counts as lost."""
+        self._given_up = error
+        if self._call is not None:
+            self._call.cancel()
+
+    async def run(self) -> None:
+        """Connects and serves, again and again, until cancelled."""
+        backoff = Backoff()
+        try:
+            while True:
+                await self._serve(backoff)
+                await backoff.wait()
+        finally:
+            await self.channel.close()
+
+    async def _serve(self, backoff: Backoff) -> None:
+        """One stream, from hello to end."""
+        self._out.clear()
+        self._given_up = None
+        stub = worker_service_pb2_grpc.WorkerServiceStub(self.channel)
+        call: Call = stub.Execute()
+        self._call = call
+        try:
+            why = await self._talk(call, backoff)
+        except grpc.aio.AioRpcError as error:
+            why = call_error(error)
+        except FabricError as error:
+            why = error
+        finally:
+            self._call = None
+            call.cancel()
+        _log.warning("link.down", node_id=self.node_id, why=why.message)
+
+    async def _talk(self, call: Call, backoff: Backoff) -> FabricError:
+        """Everything from hello on; returns why it ended. Before the hello is answered, errors are raised."""
+        credit = await self._greet(call)
+        writer = asyncio.get_running_loop().create_task(self._write(call), name=f"link-writer-{self.node_id}")
+        backoff.reset()
+        why: FabricError = UnavailableError("the worker closed the stream")
+        self._owner.link_up(self, credit)
+        _log.info("link.up", node_id=self.node_id, incarnation=self.incarnation)
+        try:
+            async for message in call:
+                self._owner.link_heard(self, message)
+        except grpc.aio.AioRpcError as error:
+            why = call_error(error)
+        except asyncio.CancelledError:
+            if self._given_up is None:
+                raise  # the link is being ended; else it is the call, which was given up
+        finally:
+            writer.cancel()
+            why = self._given_up or why
+            self._owner.link_down(self, innocent=why.reason == reasons.DRAINING)
+        return why
+
+    async def _greet(self, call: Call) -> Amount:
+        hello = wire.BrokerHello(
+            broker_id=self._broker_id,
+            protocol_revision=PROTOCOL_REVISION,
+            engine_digest=self.node.description.engine_digest,
+        )
+        try:
+            async with asyncio.timeout(HELLO_WITHIN_S):
+                await call.write(wire.ExecuteRequest(hello=hello))
+                first = await call.read()
+        except TimeoutError as error:
+            raise UnavailableError(f"the worker has not answered the hello within {HELLO_WITHIN_S:g} s") from error
+        if not isinstance(first, wire.ExecuteResponse) or not first.HasField("hello"):
+            raise FailedPreconditionError("the worker's first message is not a hello", reason=reasons.HELLO_MISSING)
+        if first.hello.incarnation != self.incarnation:
+            raise UnavailableError("another process answers at the worker's address")
+        return amount(first.hello.credit)
+
+    async def _write(self, call: Call) -> None:
+        try:
+            while True:
+                await self._wanted.wait()
+                self._wanted.clear()
+                while self._out:
+                    await call.write(self._out.popleft())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            call.cancel()  # the reader hears the reason
+
