@@ -24,19 +24,19 @@ simulated::Config engine_of(Random& random, bool long_leader) {
   config.vocab_size = kVocabulary;
   config.hidden_size = 4;
   config.layers = 1;
-  config.slots = random.between(1, 16);
+  config.slots = random.between(1, long_leader ? 2 : 16);
   config.samples_max = 4;
   config.kv_block_tokens = random.one_in(16) ? 0 : random.between(1, 8);
   config.splits_prompts = long_leader || !random.one_in(4);
-  config.step_token_budget = long_leader ? config.slots + 1 : config.slots + random.between(0, 48);
-  config.sequence_tokens = long_leader ? 4096 : 96;
+  config.step_token_budget = config.slots + (long_leader ? 0 : random.between(0, 48));
+  config.sequence_tokens = long_leader ? 1200 : 96;
   config.max_input_tokens = config.sequence_tokens;
   config.scoring = random.one_in(8);
   config.end_ids = {0};
   config.end_one_in = random.one_in(2) ? 12 : 0;
   // From a pool that holds one or two requests to one that holds all of them.
   if (config.kv_block_tokens > 0) {
-    const uint32_t sequence_blocks = (long_leader ? 2400 : 48) / config.kv_block_tokens + 2;
+    const uint32_t sequence_blocks = (long_leader ? 1200 : 48) / config.kv_block_tokens + 2;
     config.kv_pool_blocks = sequence_blocks * random.between(1, random.one_in(2) ? 2 : 12);
   }
   if (random.one_in(4)) {
@@ -98,7 +98,7 @@ Plan Plan::of(uint64_t seed) {
   plan.payload_slots = plan.config.payload_values > 0 ? random.between(1, 2 * plan.config.slots) : 0;
 
   const EngineFacts facts = simulated::facts_of(plan.config);
-  const uint32_t groups = random.between(1, 6);
+  const uint32_t groups = long_leader ? 1 : random.between(1, 6);
   const uint64_t group_seed = random.next();
   const uint32_t marks_one_in = random.between(4, 40);
   const uint32_t high_one_in = random.between(1, 4);
@@ -106,7 +106,7 @@ Plan Plan::of(uint64_t seed) {
   plan.requests.reserve(requests);
   while (plan.requests.size() < requests) {
     const uint32_t group = random.between(0, groups - 1);
-    const uint32_t head = long_leader ? 2200 : (group * 7) % 25;
+    const uint32_t head = long_leader ? 1100 : (group * 7) % 25;
     Request request;
     request.id = plan.requests.size() + 1;
     request.prompt = prompt_of_group(random, group_seed + group, head, random.between(1, 12));
