@@ -97,6 +97,11 @@ class Workplace:
         _write_through(self._target.parent)
         shutil.rmtree(self._old, ignore_errors=True)
 
+    def tidy(self) -> None:
+        """Leaves nothing behind where no file was finished."""
+        if self._path.is_dir() and all(entry.name.startswith(".") for entry in self._path.iterdir()):
+            shutil.rmtree(self._path, ignore_errors=True)
+
     def recover(self) -> None:
         """Brings back what a build that was killed between two renames had put aside."""
         if self._old.exists() and not self._target.exists():
@@ -122,7 +127,10 @@ def workplace(target: Path, *, turn_s: float = _TURN_S) -> Iterator[Workplace]:
         with _turn(target.parent, turn_s):
             place = Workplace(target)
             place.recover()
-            yield place
+            try:
+                yield place
+            finally:
+                place.tidy()
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceExhaustedError(

@@ -56,6 +56,12 @@ def test_an_interrupted_build_leaves_no_directory_and_is_taken_up(tmp_path: Path
     assert content(tmp_path / "engine") == WHOLE
 
 
+def test_a_build_that_finished_nothing_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "engine", "one", [], stop_at="a")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_other_inputs_begin_anew(tmp_path: Path) -> None:
     made: list[str] = []
     with pytest.raises(KeyboardInterrupt):
