@@ -119,7 +119,8 @@ class WorkerLink:
         self._owner.link_up(self, credit)
         _log.info("link.up", node_id=self.node_id, incarnation=self.incarnation)
         try:
-            async for message in call:
+            # Not `async for`: grpc.aio lets one call be read in one way only, and the hello was read already.
+            while (message := await call.read()) is not grpc.aio.EOF:
                 self._owner.link_heard(self, message)
         except grpc.aio.AioRpcError as error:
             why = call_error(error)
