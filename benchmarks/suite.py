@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 from benchmarks.frame import ROOT, Report
 from services.cli.job import run_job
 from services.cli.ready import serving_engines
-from services.cli.rows import read_rows
+from services.cli.files.rows import read_rows
 from services.cli.suite import Plan, Suite
 from services.common.rpc import channel
 from services.worker.native import Engine, EventKind, Options, PollBuffers, Request

@@ -16,10 +16,10 @@ import typer
 
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from services.cli import options, progress
+from services.cli.files.rows import read_rows
 from services.cli.job import JobOutcome, run_job
 from services.cli.ready import serving_engines
 from services.cli.results import report_document
-from services.cli.rows import read_rows
 from services.cli.running import CommandError, run, sentence, write_columns, write_json
 from services.cli.suite import Plan, Suite
 from services.common.rpc import channel, translated

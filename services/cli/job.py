@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
+from services.cli.files.rows import BadRow, Row
 from services.cli.results import failed_row, finished_row
-from services.cli.rows import BadRow, Row
 from services.common.errors import DeadlineExceededError, FabricError, UnavailableError, from_status
 from services.common.rpc import call_error
 

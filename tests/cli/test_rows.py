@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ifabric.engine.v1 import generation_pb2
-from services.cli.rows import BadRow, Row, read_rows
+from services.cli.files.rows import BadRow, Row, read_rows
 from services.common.errors import AlreadyExistsError, InvalidArgumentError
 
 
