@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+# Tests of the llama backend, stepped directly. Included where that backend is built.
+#
+# IFAB_TEST_LLAMA_ENGINE is the directory of a real engine; some tests skip, and say so, without one.
+set(IFAB_TEST_LLAMA_ENGINE "" CACHE PATH "Directory of a llama engine that the tests may use")
+
+add_library(ifab_llama_test_support STATIC llama_support/driver.cpp llama_support/tiny_engine.cpp)
+target_link_libraries(ifab_llama_test_support
+  PUBLIC ifab_core ifab_backend_llama ifab_test_support
+  PRIVATE ifab_options nlohmann_json::nlohmann_json)
+target_include_directories(ifab_llama_test_support PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
+
+# Writes an engine directory, for tests of programs that are not ours to link into.
+add_executable(ifab_tiny_llama_directory llama_support/tiny_engine_main.cpp)
+target_link_libraries(ifab_tiny_llama_directory PRIVATE ifab_llama_test_support ifab_options)
+
+function(ifab_llama_test name)
+  add_executable(${name} ${name}.cpp)
+  target_link_libraries(${name} PRIVATE ifab_llama_test_support ifab_options GTest::gtest_main)
+  set(environment "")
+  if(IFAB_TEST_LLAMA_ENGINE)
+    set(environment "IFAB_TEST_LLAMA_ENGINE=${IFAB_TEST_LLAMA_ENGINE}")
+  endif()
+  # They take turns: each steps with two threads.
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
+    PROPERTIES TIMEOUT 280 RESOURCE_LOCK llama ENVIRONMENT "${environment}")
+endfunction()
+
+ifab_llama_test(llama_reproducible_test)
