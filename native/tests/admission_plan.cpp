@@ -18,6 +18,7 @@ constexpr uint32_t kMostRequests = 80;
 using simulated::FaultKind;
 using simulated::RequestFault;
 
+// With a long leader, a prompt takes more steps than anybody waits for it, and all others are its followers.
 simulated::Config engine_of(Random& random, bool long_leader) {
   simulated::Config config;
   config.seed = random.next();
@@ -31,7 +32,7 @@ simulated::Config engine_of(Random& random, bool long_leader) {
   config.step_token_budget = config.slots + (long_leader ? 0 : random.between(0, 48));
   config.sequence_tokens = long_leader ? 1200 : 96;
   config.max_input_tokens = config.sequence_tokens;
-  config.scoring = random.one_in(8);
+  config.scoring = random.one_in(8) && !long_leader;
   config.end_ids = {0};
   config.end_one_in = random.one_in(2) ? 12 : 0;
   // From a pool that holds one or two requests to one that holds all of them.
@@ -114,7 +115,7 @@ Plan Plan::of(uint64_t seed) {
     request.samples = random.one_in(6) ? random.between(1, 4) : 1;
     request.max_tokens = random.between(1, 10);
     request.priority = random.one_in(high_one_in) ? 1 : static_cast<int32_t>(random.between(0, 1)) - 1;
-    request.salt = random.one_in(10) ? 1 : 0;
+    request.salt = random.one_in(10) && !long_leader ? 1 : 0;
     request.stop_ids = {0};
     request.sampling.seed = random.next();
     request.prompt_logprobs = plan.config.scoring && random.one_in(10);
