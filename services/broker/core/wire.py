@@ -79,14 +79,24 @@ def apply(message: wire.ExecuteResponse, decision: Decision, worker: Worker, now
 
 
 def _apply_tokens(deltas: wire.TokenDeltas, decision: Decision, worker: Worker) -> None:
+    """Hands tokens on, all of one sample's in one piece: a message often holds several steps' worth."""
+    handles, counts = np.array(deltas.handles, np.uint64), np.array(deltas.counts, np.int64)
+    samples = np.array(deltas.samples or (0,) * len(handles), np.int64)
     ids = np.frombuffer(deltas.token_ids, "<i4")
     logprobs = np.frombuffer(deltas.logprobs, "<f4") if deltas.logprobs else None
-    samples = deltas.samples or [0] * len(deltas.handles)
-    at = 0
-    for handle, count, sample in zip(deltas.handles, deltas.counts, samples, strict=True):
-        end = at + count
-        decision.tokens(worker, handle, sample, ids[at:end], None if logprobs is None else logprobs[at:end])
-        at = end
+    order = np.lexsort((samples, handles))  # stable: the tokens of a sample keep their order
+    if (order[1:] < order[:-1]).any():
+        starts = np.cumsum(counts) - counts
+        handles, counts, samples = handles[order], counts[order], samples[order]
+        at = np.repeat(starts[order] - np.cumsum(counts) + counts, counts) + np.arange(len(ids))
+        ids = ids[at]
+        logprobs = None if logprobs is None else logprobs[at]
+    first = np.flatnonzero(np.diff(handles, prepend=handles[:1] + 1) | np.diff(samples, prepend=-1).astype(bool))
+    bounds = np.append(np.cumsum(counts)[first] - counts[first], len(ids)).tolist()
+    for index, (handle, sample) in enumerate(zip(handles[first].tolist(), samples[first].tolist(), strict=True)):
+        begin, end = bounds[index], bounds[index + 1]
+        decision.tokens(
+            worker, handle, sample, ids[begin:end], None if logprobs is None else logprobs[begin:end])
 
 
 def _sample(sample: wire.SampleResult) -> SampleEnd:
