@@ -67,8 +67,8 @@ def test_nodes_and_contracts(answers: dict[str, str], suite: RunningSuite) -> No
     assert [node["state"] for node in nodes["nodes"]] == ["NODE_STATE_ACCEPTED"]
     [engines] = objects(answers["the contracts of the engines that serve"])
     [engine] = engines["engines"]
-    assert engine["contract"]["engineId"] == suite.said["workers"][0]["engine_id"]
-    assert engine["contract"]["limits"]["stepTokenBudget"] > 0
+    assert engine["contract"]["engine_id"] == suite.said["workers"][0]["engine_id"]
+    assert engine["contract"]["limits"]["step_token_budget"] > 0
 
 
 def test_every_named_service_is_healthy(answers: dict[str, str], suite: RunningSuite) -> None:
