@@ -12,6 +12,7 @@ from services.broker.core import Broker
 from services.broker.frontdoor.exchange import ExchangeLimits
 from services.broker.frontdoor.servicer import FULL_NAME, BrokerServicer, FrontDoorLimits
 from services.broker.frontdoor.tokenization import CodecStore
+from services.broker.jobs import Jobs
 from services.common.rpc import Server
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ async def serve(settings: BrokerSettings, process: Process) -> None:
     it stays ready when the provisioner goes away, since its workers do not.
 
     Raises:
-        StartError: The address to listen on is taken.
+        StartError: The address to listen on is taken, or the journal cannot be opened.
     """
     core = Broker(
         settings.core(),
@@ -54,8 +55,13 @@ async def serve(settings: BrokerSettings, process: Process) -> None:
     server.on_drain("front door", servicer.drain)
     server.on_close("tokenizers", end_tokenizers)
     server.on_close("core", core.stop)
+    jobs = Jobs(settings.jobs(), core, core.catalog, codecs, process.tasks) if settings.journal else None
+    if jobs is not None:
+        jobs.serve(server)
     process.announce(await server.start())
     await core.start()
+    if jobs is not None:
+        await jobs.start()
     process.tasks.start(_ready(server, core.catalog), name="readiness")
     await server.serve(process.stop)
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from services.broker.core.settings import CoreSettings
+from services.broker.jobs.crash import CrashPoint
+from services.broker.jobs.housekeeping import Keeping
+from services.broker.jobs.runner import RunnerLimits
+from services.broker.jobs.service import JobSettings
 from services.common.settings import PeerAddress, ServiceSettings
 
 _CORE = CoreSettings()
@@ -84,6 +90,65 @@ class BrokerSettings(ServiceSettings, env_prefix="IFAB_BROKER_"):
     """Attempts beyond the first that may be spent at once."""
     attempts_max: PositiveInt = _CORE.attempts_max
     """Attempts after which a bulk request fails, whatever lost them."""
+
+    journal: str = Field(default="", max_length=4096)
+    """Where jobs are kept: path of a SQLite file, or a postgresql:// URL, without password, for several brokers.
+    Empty: no jobs are served."""
+    journal_synchronous: Literal["FULL", "NORMAL"] = "FULL"
+    """What a commit of a SQLite journal outlives: FULL also a power cut, NORMAL the end of the process."""
+    journal_bytes_max: NonNegativeInt = 0
+    """Size at which a SQLite journal counts as full and jobs wait for room, in bytes; 0 leaves it to the disk."""
+    payload_dir: str = Field(default="", max_length=4096)
+    """Folder for payloads of jobs, shared by all brokers of one journal; beside a SQLite journal if empty."""
+    job_frontier_rows: int = Field(default=16_384, ge=1, le=1_000_000)
+    """Rows of jobs that are read from the journal and have no committed result yet."""
+    job_lease_s: float = Field(default=15.0, ge=0.5, le=3600)
+    """How long other brokers wait, after this one was last heard, before they take its rows over, in seconds."""
+    job_drain_s: float = Field(default=5.0, ge=0, le=3600)
+    """How long rows that run get to end when the broker goes away, in seconds; the rest runs again."""
+    job_retention_s: float = Field(default=30 * 86_400.0, ge=0)
+    """How long a job is kept once it has ended, in seconds; 0 for ever."""
+    job_kept_bytes: NonNegativeInt = 0
+    """Size of the journal beyond which ended jobs are deleted, the oldest first, in bytes; 0 for no limit."""
+    tenant_jobs_max: NonNegativeInt = 1000
+    """Jobs of a tenant that have not ended; 0 for no limit."""
+    tenant_rows_max: NonNegativeInt = 0
+    """Rows of a tenant, over all its jobs; 0 for no limit."""
+    tenant_bytes_max: NonNegativeInt = 0
+    """Rows and results of a tenant, in bytes; 0 for no limit."""
+    job_crash_at: str = ""
+    """For tests: the named point of `services.broker.jobs.crash` at which the process kills itself."""
+
+    @field_validator("journal")
+    @classmethod
+    def _holds_no_secret(cls, where: str) -> str:
+        if "://" in where and urlsplit(where).password is not None:
+            raise ValueError("a URL without a password, which would be logged; PGPASSFILE or PGPASSWORD carries it")
+        return where
+
+    @field_validator("job_crash_at")
+    @classmethod
+    def _is_a_point(cls, point: str) -> str:
+        CrashPoint(point)
+        return point
+
+    def jobs(self) -> JobSettings:
+        """The job service's part."""
+        return JobSettings(
+            journal=self.journal,
+            synchronous=self.journal_synchronous,
+            journal_bytes=self.journal_bytes_max,
+            payload_dir=self.payload_dir,
+            crash_at=self.job_crash_at,
+            limits=RunnerLimits(self.job_frontier_rows, self.job_lease_s, self.job_drain_s),
+            keeping=Keeping(
+                retention_s=self.job_retention_s,
+                kept_bytes=self.job_kept_bytes,
+                tenant_jobs=self.tenant_jobs_max,
+                tenant_rows=self.tenant_rows_max,
+                tenant_bytes=self.tenant_bytes_max,
+            ),
+        )
 
     @property
     def broker_name(self) -> str:

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite as separate processes, each of which a test may kill and start again at the same address."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any, Self
+
+from engines.simulated import write_simulated_engine
+from tests.support.processes import ServiceProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENGINE: dict[str, Any] = {
+    "time_mode": "real", "step_us": 100, "prompt_token_ns": 0, "generated_token_ns": 0, "slots": 64,
+    "step_token_budget": 2048, "kv_pool_blocks": 8192,
+}  # fmt: skip
+"""An engine that is quick: a step takes a tenth of a millisecond."""
+DIRECTLY = {"heartbeat_interval_ms": 100}
+
+
+class Service:
+    """One process that can be killed and started again."""
+
+    def __init__(self, module: str, settings: dict[str, Any], env: dict[str, str] | None = None) -> None:
+        self._module = module
+        self.settings = settings
+        self._env = env
+        self.process: ServiceProcess | None = None
+
+    def start(self, **settings: Any) -> ServiceProcess:
+        """Starts it; `settings` hold for this time only. It listens where it listened before."""
+        self.process = ServiceProcess(self._module, {**self.settings, **settings}, env=self._env)
+        self.settings.setdefault("listen", self.process.address)
+        self.settings["listen"] = self.process.address
+        return self.process
+
+    def kill(self) -> None:
+        """Ends it by SIGKILL."""
+        if self.process is not None:
+            self.process.kill()
+            self.process = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        assert self.process is not None
+        return self.process.address
+
+
+class Fabric:
+    """Provisioner, workers and brokers.
+
+    Args:
+        folder: For engines and the journal.
+        journal: Where jobs are kept; a file in the folder if empty.
+        brokers: How many brokers.
+        workers: How many workers.
+        engine: Fields of the simulated engine that differ from `ENGINE`.
+        broker: Settings of brokers that differ.
+        worker_env: Environment of the workers.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        journal: str = "",
+        brokers: int = 1,
+        workers: int = 1,
+        engine: dict[str, Any] | None = None,
+        broker: dict[str, Any] | None = None,
+        worker_env: dict[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.journal = journal or str(folder / "journal.db")
+        if not (folder / "engine").exists():
+            write_simulated_engine(folder / "engine", **{**ENGINE, **(engine or {})})
+        self.provisioner = Service("services.provisioner", dict(DIRECTLY))
+        address = self.provisioner.start().address
+        self.workers = [
+            Service(
+                "services.worker",
+                {"engine_dir": folder / "engine", "provisioner": address, "node_id": f"node-{number}"},
+                worker_env,
+            )
+            for number in range(workers)
+        ]
+        self.brokers = [
+            Service(
+                "services.broker",
+                {
+                    "provisioner": address, "journal": self.journal, "broker_id": f"broker-{number}",
+                    "payload_dir": str(folder / "payloads"), **(broker or {}),
+                },
+            )
+            for number in range(brokers)
+        ]  # fmt: skip
+
+    @property
+    def services(self) -> list[Service]:
+        """All of them."""
+        return [self.provisioner, *self.workers, *self.brokers]
+
+    def start(self) -> Self:
+        """Starts workers and brokers."""
+        for service in (*self.workers, *self.brokers):
+            service.start()
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for service in reversed(self.services):
+            service.kill()
+
+
+def free_port() -> str:
+    """An address on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
