@@ -42,9 +42,10 @@ def finished_row(result: broker_service_pb2.GenerationResult) -> dict[str, Any]:
     return document
 
 
-def failed_row(row_id: str, line: int, error: FabricError) -> dict[str, Any]:
-    """A row that ended with an error: `id`, `line` in the input file, `error`."""
-    return {"id": row_id, "line": line, "error": error_document(error)}
+def failed_row(row_id: str, line: int | None, error: FabricError) -> dict[str, Any]:
+    """A row that ended with an error: `id`, `line` in the input file where that is known, `error`."""
+    place = {} if line is None else {"line": line}
+    return {"id": row_id, **place, "error": error_document(error)}
 
 
 def report_document(job_id: str, outcome: JobOutcome) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import pytest
 
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from ifabric.engine.v1 import generation_pb2
+from services.cli.files.rows import read_rows
 from services.cli.job import JobOutcome, run_job
 from services.cli.results import report_document
-from services.cli.files.rows import read_rows
 from services.common.errors import InvalidArgumentError, UnavailableError, Violation, to_status
 from services.common.rpc import channel
 from tests.support.servers import serving

@@ -30,7 +30,7 @@ PLAIN, GZIP, ZSTD, PARQUET = "plain", "gzip", "zstd", "parquet"
 _MAGIC = {b"\x1f\x8b": GZIP, b"\x28\xb5\x2f\xfd": ZSTD, b"PAR1": PARQUET}
 _SUFFIXES = {".gz": GZIP, ".gzip": GZIP, ".zst": ZSTD, ".zstd": ZSTD, ".parquet": PARQUET}
 _READ_BYTES = 1024 * 1024
-_ZSTD_BYTES = 1024
+_ZSTD_BYTES = 512
 """Compressed bytes that are decompressed at once: four of them may stand for 128 KiB."""
 
 
@@ -53,12 +53,9 @@ class Source:
 
     @property
     def note(self) -> str:
-        """One sentence where the name says something else than the content; empty where it does not."""
-        suffix = Path(self.name).suffix.lower()
-        said = _SUFFIXES.get(suffix, PLAIN)
-        return (
-            "" if said == self.packing else f"{self.name} is {self.packing}, not {said} as its name says; read as such"
-        )
+        """One sentence where the name says other than the content; empty where it does not."""
+        said = _SUFFIXES.get(Path(self.name).suffix.lower(), PLAIN)
+        return "" if said == self.packing else f"{self.name} is {self.packing}, not {said} as its name says"
 
     @contextmanager
     def opened(self) -> Iterator[Readable]:
