@@ -21,7 +21,6 @@ from services.common.errors import FabricError, StartError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import LiteralString
 
     from services.broker.journal.database import Values
 
