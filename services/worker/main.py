@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 FULL_NAME = "ifabric.worker.v1.WorkerService"
 PULSE_S = 0.25
 """How often the engine's counters are read, for health, metrics, credit and brokers."""
+SIGN_OF_LIFE_S = 1.0
+"""How often brokers hear the counters though nothing has moved: a worker that says nothing counts as lost."""
 
 _GRACE_SHARE = 0.8
 """Share of the drain's grace in which work may end; the rest is for handing back what did not."""
@@ -153,6 +155,7 @@ class Worker:
     async def _pulse(self, progress: Progress) -> None:
         """Reads the engine's counters, again and again, and tells whom they concern."""
         shown: Stats | None = None
+        shown_at = 0.0
         standing = False
         while self._host.loaded:
             stats = self._host.stats()
@@ -164,9 +167,9 @@ class Worker:
             standing = against is not None
             await self._health.set("progress", against)
             self._metrics.update(stats)
-            if shown is None or _moved(shown, stats):
+            if shown is None or _moved(shown, stats) or time.monotonic() - shown_at >= SIGN_OF_LIFE_S:
                 self._servicer.refresh(stats)
-                shown = stats
+                shown, shown_at = stats, time.monotonic()
             if stats.engine_failed:
                 self._host.fail("the library reports that the engine cannot go on")
             await asyncio.sleep(PULSE_S)
