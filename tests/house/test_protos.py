@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +17,8 @@ from google.protobuf import descriptor_pb2
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PROTOSET = Path(__file__).resolve().parents[2] / "build" / "proto" / "ifabric.protoset"
+ROOT = Path(__file__).resolve().parents[2]
+PROTOSET = ROOT / "build" / "proto" / "ifabric.protoset"
 
 # Field numbers in descriptor.proto, of which paths in SourceCodeInfo are made.
 _MESSAGES, _ENUMS, _SERVICES = 4, 5, 6
@@ -53,6 +57,15 @@ def test_the_protoset_holds_what_it_should() -> None:
     assert packages == {f"ifabric.{area}.v1" for area in ("broker", "engine", "provisioner", "worker")}
     everything = descriptor_pb2.FileDescriptorSet.FromString(PROTOSET.read_bytes())
     assert any(file.name == "google/rpc/status.proto" for file in everything.file), "grpcurl needs the imports too"
+
+
+def test_they_are_generated_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    script = shutil.copy(ROOT / "scripts" / "proto", tmp_path / "scripts")
+    shutil.copytree(ROOT / "protos", tmp_path / "protos")
+    done = subprocess.run([script, sys.executable], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert (tmp_path / "build" / "proto" / "ifabric" / "broker" / "v1" / "broker_service_pb2.pyi").exists()
 
 
 @pytest.mark.parametrize("file", files(), ids=lambda file: file.name)
