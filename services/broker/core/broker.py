@@ -230,7 +230,8 @@ class Broker:
             self._want_turn()
 
     def _look_at(self, link: WorkerLink, worker: Worker, now: float) -> None:
-        silent = now - worker.heard
+        # Who has nothing to do may be silent: a worker of an earlier protocol is, then.
+        silent = now - worker.heard if worker.outstanding else 0.0
         worker.quiet = silent > QUIET_S
         still = now - worker.progressed
         limit = self._settings.silence_limit_s
