@@ -23,7 +23,8 @@ def hidden_states(shape: ModelShape, weights: Weights, token_ids: npt.NDArray[np
         token_ids: The prompt, shape [n].
 
     Returns:
-        float64 arrays [hidden_size]: the residual stream after each layer in order, then the state after the final norm.
+        float64 arrays [hidden_size]: the residual stream after each layer in order, then the state after the final
+        norm.
     """
 
     def weight(name: str) -> Array:

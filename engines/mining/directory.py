@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine directory of a mining plan: plan, `tensorrt.json`, tokenizer and the contract that binds them."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.metadata
+import json
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from engines.cpu import FileFacts
+from engines.publish import workplace
+from engines.sources import digest
+from services.common import schema
+from services.common.contract import CONTRACT_FILE, check, engine_digest
+from services.common.contract.wire import from_document, to_json
+from services.common.errors import FailedPreconditionError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from engines.mining.network import ModelShape
+
+CONFIGURATION_FILE = "tensorrt.json"
+PLAN_FILE = "mining.plan"
+TOKENIZER_FILE = "tokenizer.json"
+NOT_APPLICABLE = "not_applicable"
+
+
+@dataclass(frozen=True, slots=True)
+class MiningEngine:
+    """What a plan was built for."""
+
+    engine_id: str
+    shape: ModelShape
+    row_tokens: int
+    """Tokens of one row; the longest prompt."""
+    rows: int
+    """Rows of the largest launch: times `row_tokens`, the per-step token budget."""
+    slots: int
+    """Prompts that may be in the batcher at once: what two launches take, or more."""
+    weights_dtype: str
+    activations_dtype: str
+    layers: tuple[int, ...]
+    """Layers whose states the plan returns, as in the contract's payload."""
+    card_family: str
+    compute_capability: str
+    card_memory_bytes: int
+    """Memory that the engine needs on the card."""
+    longest_step_ms: int
+    runtime_version: str
+    flags: tuple[str, ...]
+    calibration: str | None
+
+
+def write_directory(target: Path, engine: MiningEngine, plan: bytes, tokenizer: bytes) -> str:
+    """Publishes an engine directory, whole or not at all.
+
+    Args:
+        target: The directory; replaced where it is an engine directory already.
+        engine: What the plan was built for.
+        plan: The serialized plan.
+        tokenizer: The bytes of `tokenizer.json`.
+
+    Returns:
+        The engine digest.
+
+    Raises:
+        FailedPreconditionError: Configuration or contract would be refused: all findings are named; or something that
+            is no engine directory lies at the target.
+        ResourceExhaustedError: The disk has no room.
+    """
+    configuration = json.dumps({"tensorrt_version": 1, "plan": PLAN_FILE, "plugins": []}, indent=2).encode() + b"\n"
+    if findings := schema.check_text("tensorrt", configuration)[1]:
+        raise FailedPreconditionError(f"{CONFIGURATION_FILE} would be refused: " + "; ".join(map(str, findings)))
+    files = {PLAN_FILE: plan, CONFIGURATION_FILE: configuration, TOKENIZER_FILE: tokenizer}
+    with workplace(target) as place:
+        inputs = hashlib.sha256(repr(engine).encode())
+        for content in files.values():
+            inputs.update(hashlib.sha256(content).digest())
+        place.begin(inputs.hexdigest(), sum(map(len, files.values())) + (64 << 20))
+        made = {name: place.step(name, partial(_write, content)) for name, content in files.items()}
+        facts = {name: FileFacts(path.stat().st_size, digest(path)) for name, path in made.items()}
+        place.step(CONTRACT_FILE, partial(_write, _contract(engine, facts)))
+        place.publish([*files, CONTRACT_FILE])
+    return engine_digest(target)
+
+
+def _write(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
+
+
+def _contract(engine: MiningEngine, files: dict[str, FileFacts]) -> bytes:
+    shape, budget = engine.shape, engine.rows * engine.row_tokens
+    one = [shape.hidden_size]
+    document = {
+        "contract_version": 1,
+        "engine_id": engine.engine_id,
+        "files": [{"path": p, "size_bytes": f.size_bytes, "sha256": f.sha256} for p, f in sorted(files.items())],
+        "model": {
+            "architecture": "llama",
+            "layers": shape.layers,
+            "hidden_size": shape.hidden_size,
+            "vocab_size": shape.vocab_size,
+            "weights_dtype": engine.weights_dtype,
+            "activations_dtype": engine.activations_dtype,
+            "kv_cache_dtype": NOT_APPLICABLE,
+        },
+        "tokenizer": {"file": TOKENIZER_FILE, "end_token_ids": []},
+        "card": {
+            "family": engine.card_family,
+            "compute_capability": engine.compute_capability,
+            "memory_bytes": engine.card_memory_bytes,
+            "count": 1,
+            "tensor_parallel": 1,
+            "pipeline_parallel": 1,
+        },
+        "limits": {
+            "max_input_tokens": engine.row_tokens,
+            "max_sequence_tokens": engine.row_tokens,
+            "max_output_tokens": 0,
+            "slots": engine.slots,
+            "step_token_budget": budget,
+            "built_step_token_budget": budget,
+            "kv_block_tokens": NOT_APPLICABLE,
+            "kv_cache_memory_fraction": NOT_APPLICABLE,
+            "host_cache_bytes": 0,
+            "beams": 1,
+            "longest_step_ms": engine.longest_step_ms,
+        },
+        "capabilities": {
+            "guided_decoding": [],
+            "samples_max": 1,
+            "scoring": False,
+            "reproducible": False,
+            "payload": {
+                "shape": one if len(engine.layers) == 1 else [len(engine.layers), *one],
+                "dtype": engine.activations_dtype,
+                "layers": list(engine.layers),
+            },
+        },
+        "runtime": {"name": "tensorrt", "version": engine.runtime_version},
+        "build": {
+            "tool": "ifab engine build",
+            "tool_version": importlib.metadata.version("inference-fabric"),
+            "flags": list(engine.flags),
+            "calibration": engine.calibration or NOT_APPLICABLE,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        },
+    }
+    proto = from_document(document)
+    if findings := check(proto):
+        raise FailedPreconditionError(f"{CONTRACT_FILE} would be refused: " + "; ".join(map(str, findings)))
+    return to_json(proto)
