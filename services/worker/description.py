@@ -94,7 +94,7 @@ def node_description(reading: Reading, *, node_id: str, incarnation: str, addres
             node_pb2.Finding(path=finding.path, found=finding.found, expected=finding.expected)
             for finding in reading.findings
         ],
-        card=card_facts(),
+        card=card_facts(reading.contract.card.family),
         suite_version=suite_version(),
         protocol_revision=PROTOCOL_REVISION,
     )

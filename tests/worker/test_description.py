@@ -11,7 +11,7 @@ import pytest
 from engines.simulated import ABSENT, write_simulated_engine
 from services.common import contract
 from services.common.contract import Contract
-from services.worker.card import card_facts, memory_bytes
+from services.worker.card import Accelerator, accelerator_facts, card_facts, memory_bytes
 from services.worker.credit import Amount
 from services.worker.description import DirectoryReader, capacity, node_description, report_message, stats_message
 from services.worker.native import Engine
@@ -112,7 +112,7 @@ def test_capacity_is_the_engines_own(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_accelerator_is_one_cpu_card(tmp_path: Path) -> None:
-    card = card_facts()
+    card = card_facts("cpu")
     assert (card.family, card.count) == ("cpu", 1)
     assert card.compute_capability.not_applicable
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -126,3 +126,14 @@ def test_memory_is_the_containers_where_that_is_less(tmp_path: Path) -> None:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert memory_bytes((limit, tmp_path / "missing")) == 12345678
     assert memory_bytes((unlimited, tmp_path / "missing")) == machine
+
+
+def test_accelerators_are_named_as_contracts_name_them() -> None:
+    h200 = Accelerator("NVIDIA H200", "9.0", 150_000_000_000)
+    smaller = Accelerator("NVIDIA H200", "9.0", 149_000_000_000)
+    other = Accelerator("NVIDIA GeForce RTX 5090", "12.0", 32_000_000_000)
+    facts = accelerator_facts([h200, smaller])
+    assert (facts.family, facts.compute_capability.value) == ("nvidia-h200", "9.0")
+    assert (facts.count, facts.memory_bytes) == (2, 149_000_000_000)
+    assert accelerator_facts([other]).family == "nvidia-geforce-rtx-5090"
+    assert accelerator_facts([h200, other]).count == 1
