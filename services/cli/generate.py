@@ -14,16 +14,51 @@ from services.cli.results import finish_reason, finished_row
 from services.cli.running import run, write_json
 from services.common.rpc import channel, translated
 
+_INT32_MAX = 2**31 - 1
+"""The broker judges numbers; what its fields cannot even carry is refused here."""
+_UINT64_MAX = 2**64 - 1
+
+
+def _utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter("is not UTF-8 text") from None
+    return text
+
+
+def _prompt(word: str) -> str:
+    if word != "-":
+        return _utf8(word)
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"stdin is not UTF-8 text: byte {error.start} is wrong") from None
+
+
+def _stops(texts: list[str]) -> list[str]:
+    return [_utf8(text) for text in texts]
+
 
 def generate(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; `-` reads it from stdin.")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", callback=_prompt, help="The prompt; `-` reads it from stdin.")
+    ],
     broker: options.Broker = options.BROKER_ADDRESS,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate.")] = 64,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", min=0, max=_INT32_MAX, help="Most tokens to generate.")
+    ] = 64,
     temperature: Annotated[float, typer.Option(help="0 always takes the most probable token.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Choose among the k most probable tokens; 0 takes all.")] = 0,
+    top_k: Annotated[
+        int, typer.Option(min=0, max=_INT32_MAX, help="Choose among the k most probable tokens; 0 takes all.")
+    ] = 0,
     top_p: Annotated[float, typer.Option(help="Choose among tokens that make up this probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the choice; the same seed gives the same text.")] = 0,
-    stop: Annotated[list[str], typer.Option(help="Text that ends the answer; may be given several times.")] = [],  # noqa: B006 -- typer reads it, nobody writes to it
+    seed: Annotated[
+        int, typer.Option(min=0, max=_UINT64_MAX, help="Seed of the choice; the same seed gives the same text.")
+    ] = 0,
+    stop: Annotated[
+        list[str], typer.Option(callback=_stops, help="Text that ends the answer; may be given several times.")
+    ] = [],  # noqa: B006 -- typer reads it, nobody writes to it
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds after which the answer is given up.")] = 120.0,
     as_json: options.AsJson = False,
 ) -> None:
@@ -32,7 +67,7 @@ def generate(
     Example: ifab generate "The capital of France is" -n 16
     """
     request = broker_service_pb2.GenerationRequest(max_tokens=max_tokens, stop=stop)
-    request.prompt.text = sys.stdin.read() if prompt == "-" else prompt
+    request.prompt.text = prompt
     request.sampling.temperature = temperature
     request.sampling.top_k = top_k
     request.sampling.top_p = top_p

@@ -17,7 +17,16 @@ from services.common.settings import join_address, split_address
 if TYPE_CHECKING:
     from services.cli.suite import Service
 
-_Listen = typer.Option(metavar="HOST:PORT", help="Where it listens; port 0 takes a free one.")
+
+def _address(text: str) -> str:
+    try:
+        split_address(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not {error}") from None
+    return text
+
+
+_Listen = typer.Option(metavar="HOST:PORT", callback=_address, help="Where it listens; port 0 takes a free one.")
 
 
 def up(
@@ -25,7 +34,12 @@ def up(
     broker: Annotated[str, _Listen] = options.BROKER_ADDRESS,
     provisioner: Annotated[str, _Listen] = options.PROVISIONER_ADDRESS,
     worker: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the first worker listens; further ones take the next ports.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            callback=_address,
+            help="Where the first worker listens; further ones take the next ports.",
+        ),
     ] = options.WORKER_ADDRESS,
     free_ports: Annotated[bool, typer.Option("--free-ports", help="Take free ports everywhere.")] = False,
     logs: options.Logs = options.LOG_DIRECTORY,

@@ -91,3 +91,22 @@ def test_files_at_fault_are_named(words: tuple[str, ...], says: str, nobody: str
 def test_wrong_usage_is_status_2(tmp_path: Path) -> None:
     assert ifab("bulk", "run", cwd=tmp_path).returncode == 2
     assert ifab("no-such-command", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("generate", "x", "-n", "99999999999"), "--max-tokens"),
+        (("generate", "x", "--top-k", "99999999999"), "--top-k"),
+        (("generate", "x", "--seed", "99999999999999999999"), "--seed"),
+        (("generate", "\udcff"), "PROMPT"),
+        (("generate", "x", "--stop", "\udcff"), "--stop"),
+        (("up", "--worker", "nonsense"), "--worker"),
+        (("up", "--broker", "127.0.0.1:99999"), "--broker"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_names_its_option(words: tuple[str, ...], option: str, tmp_path: Path) -> None:
+    done = ifab(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"Invalid value for '{option}'" in done.stderr
+    assert "Traceback" not in done.stderr
