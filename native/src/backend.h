@@ -136,7 +136,7 @@ class Sink {
   // So many tokens of a prompt were computed in this step: what a request has cost that ends before its context is
   // done. The sum up to context_done is computed_tokens there.
   virtual void prompt_computed(uint64_t request_id, uint32_t tokens) = 0;
-  // New tokens of a sample; logprobs is empty or as long as tokens.
+  // New tokens of a sample, at most twice a step; logprobs is empty or as long as tokens.
   virtual void tokens(uint64_t request_id, uint32_t sample, std::span<const int32_t> tokens,
                       std::span<const float> logprobs) = 0;
   // The prompt is computed. prompt_logprobs is empty or as long as the prompt.

@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <utility>
 #include <vector>
@@ -20,15 +21,23 @@ namespace {
 
 // Payloads that may wait for the reader while others are computed: as many as can be computed at once.
 constexpr uint32_t kPayloadsASlot = 2;
+// Time without progress, beyond the longest step of the contract, after which an engine counts as failed. Longer than
+// any health check waits, so that whoever watches the progress tick hears of it first.
+constexpr std::chrono::seconds kStillBeyondLongestStep{30};
+// Most often that a backend tells tokens of one sample in a step.
+constexpr uint32_t kTokenEventsASlot = 2;
 constexpr size_t kPayloadAlignment = 64;
 
 EventLimits limits_of(const EngineFacts& facts, const ContractValues& contract) {
   EventLimits limits;
-  // A prompt whose last part is computed may give its samples their first tokens in the same step.
-  limits.step_tokens = facts.step_token_budget + facts.slots;
+  if (contract.limits.max_output_tokens > 0) {
+    // A prompt whose last part is computed may give its samples their first tokens in the same step.
+    limits.step_tokens = facts.step_token_budget + facts.slots;
+    limits.step_token_events = kTokenEventsASlot * facts.slots;
+    limits.event_tokens = std::min(limits.step_tokens, contract.limits.max_output_tokens);
+  }
   // A slot's sample can end, and its request's context be done, once a step.
   limits.step_others = 2 * facts.slots;
-  limits.event_tokens = std::max<uint32_t>(1, std::min(limits.step_tokens, contract.limits.max_output_tokens));
   limits.prompt_scores = contract.capabilities.scoring ? contract.limits.max_input_tokens : 0;
   limits.payload_bytes = facts.payload_bytes;
   return limits;
@@ -75,7 +84,8 @@ void Engine::own(const BackendEntry& entry, std::promise<Status> loaded) {
   try {
     status = load(entry, backend);
     if (status.ok()) {
-      loop.emplace(contract(), *backend, LoopSeams{intake_, *events_, *payloads_, board_, doorbell_, stop_});
+      const auto still_limit = std::chrono::milliseconds(contract().limits.longest_step_ms) + kStillBeyondLongestStep;
+      loop.emplace(*backend, LoopSeams{intake_, *events_, *payloads_, board_, doorbell_, stop_, still_limit});
       const std::lock_guard lock(backend_mutex_);
       backend_ = backend.get();
     }

@@ -26,14 +26,14 @@ uint64_t us(Clock::duration duration) {
 
 }  // namespace
 
-EngineLoop::EngineLoop(const ContractValues& contract, Backend& backend, const LoopSeams& seams)
-    : contract_(contract),
-      backend_(backend),
+EngineLoop::EngineLoop(Backend& backend, const LoopSeams& seams)
+    : backend_(backend),
       intake_(seams.intake),
       events_(seams.events),
       board_(seams.board),
       doorbell_(seams.doorbell),
       stop_(seams.stop),
+      still_limit_(seams.still_limit),
       publisher_(seams.events, seams.payloads, backend.facts().payload_dtype, now_.stats),
       admission_(backend.facts()) {
   publish_stats();
@@ -176,8 +176,7 @@ void EngineLoop::step() {
     still_rest_ = Clock::duration::zero();
   } else {
     still_rest_ = std::clamp(still_rest_ * 2, kFirstStillRest, kLongestStillRest);
-    const auto limit = milliseconds(uint64_t{contract_.limits.longest_step_ms} + kStillLimitMs);
-    if (admission_.inside() > 0 && end - last_progress_ > limit) {
+    if (admission_.inside() > 0 && end - last_progress_ > still_limit_) {
       fail_engine("no progress in " + std::to_string(duration_cast<milliseconds>(end - last_progress_).count()) +
                   " ms, progress-only steps included");
     }

@@ -8,7 +8,6 @@
 
 #include "admission.h"
 #include "backend.h"
-#include "contract.h"
 #include "doorbell.h"
 #include "entry.h"
 #include "events.h"
@@ -26,17 +25,15 @@ struct LoopSeams {
   StatsBoard& board;
   Doorbell& doorbell;
   const std::atomic<bool>& stop;
+  // Time in which steps may move nothing, progress-only ones included, before the engine counts as failed.
+  Clock::duration still_limit;
 };
-
-// Time that queued work may stand still, beyond the longest step of the contract, before the engine counts as failed.
-// Longer than any health check waits, so that whoever watches the progress tick hears of it first.
-inline constexpr uint32_t kStillLimitMs = 30'000;
 
 // The life of the owner thread after load: take in, admit, step, publish, until told to stop. Owns every request
 // between take-in and its end. One turn does one step; between steps nothing is allocated.
 class EngineLoop {
  public:
-  EngineLoop(const ContractValues& contract, Backend& backend, const LoopSeams& seams);
+  EngineLoop(Backend& backend, const LoopSeams& seams);
 
   void run();
 
@@ -66,13 +63,13 @@ class EngineLoop {
   void end(Entry& entry, Status failure);
   bool failed() const { return !failure_.ok(); }
 
-  const ContractValues& contract_;
   Backend& backend_;
   Intake& intake_;
   EventStore& events_;
   StatsBoard& board_;
   Doorbell& doorbell_;
   const std::atomic<bool>& stop_;
+  const Clock::duration still_limit_;
 
   Snapshot now_;
   Publisher publisher_;

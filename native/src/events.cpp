@@ -24,7 +24,7 @@ EventStore::EventStore(const EventLimits& limits, PayloadRing& payloads, Doorbel
     : limits_(limits),
       payloads_(payloads),
       owner_(owner),
-      events_(kStepsAhead * (size_t{limits.step_tokens} + limits.step_others)),
+      events_(kStepsAhead * (size_t{limits.step_token_events} + limits.step_others)),
       tokens_(kStepsAhead * limits.step_tokens),
       logprobs_(tokens_.capacity()),
       scores_(kScoresAhead * limits.prompt_scores),
@@ -42,9 +42,10 @@ bool EventStore::fits(uint64_t events, uint64_t tokens, uint64_t text) const {
 }
 
 bool EventStore::room_for_step() {
-  const uint64_t events = uint64_t{limits_.step_tokens} + limits_.step_others;
+  const uint64_t events = uint64_t{limits_.step_token_events} + limits_.step_others;
   const uint64_t text = uint64_t{limits_.step_others} * kEventTextBytes;
   step_tokens_left_ = limits_.step_tokens;
+  step_token_events_left_ = limits_.step_token_events;
   if (fits(events, limits_.step_tokens, text)) return true;
   see_consumed();
   return fits(events, limits_.step_tokens, text);
@@ -65,7 +66,10 @@ uint64_t EventStore::scores_available() {
 
 bool EventStore::push_tokens(uint64_t request_id, uint32_t sample, std::span<const int32_t> tokens,
                              std::span<const float> logprobs) {
-  if (tokens.size() > limits_.event_tokens || tokens.size() > step_tokens_left_) return false;
+  if (tokens.size() > limits_.event_tokens || tokens.size() > step_tokens_left_ || step_token_events_left_ == 0) {
+    return false;
+  }
+  --step_token_events_left_;
   step_tokens_left_ -= static_cast<uint32_t>(tokens.size());
   Stored& stored = events_.at(staged_.events);
   stored = {};

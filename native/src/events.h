@@ -27,10 +27,11 @@ inline constexpr uint32_t kEventTextBytes = 512;
 
 // What one step can publish, and the smallest buffers of a poll that can hold any one event.
 struct EventLimits {
-  uint32_t step_tokens = 0;    // generated tokens, and so events that carry some
-  uint32_t step_others = 0;    // events of other kinds, each of which may have a text
-  uint32_t event_tokens = 0;   // longest run of generated tokens in one event
-  uint32_t prompt_scores = 0;  // longest run of prompt log-probabilities; 0 where the engine gives none
+  uint32_t step_tokens = 0;        // generated tokens
+  uint32_t step_token_events = 0;  // events that carry them
+  uint32_t step_others = 0;        // events of other kinds, each of which may have a text
+  uint32_t event_tokens = 0;       // longest run of generated tokens in one event
+  uint32_t prompt_scores = 0;      // longest run of prompt log-probabilities; 0 where the engine gives none
   uint32_t payload_bytes = 0;
 
   uint32_t poll_tokens() const { return event_tokens > prompt_scores ? event_tokens : prompt_scores; }
@@ -108,6 +109,7 @@ class EventStore {
   Positions seen_consumed_;
   uint64_t scores_reserved_ = 0;
   uint32_t step_tokens_left_ = 0;
+  uint32_t step_token_events_left_ = 0;
   // Polling thread only.
   Positions reading_;
 

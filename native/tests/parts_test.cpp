@@ -173,7 +173,12 @@ class Events : public ::testing::Test {
 
   Doorbell bell_;
   PayloadRing payloads_{4, 100};
-  EventStore store_{{.step_tokens = 8, .step_others = 4, .event_tokens = 8, .prompt_scores = 16, .payload_bytes = 100},
+  EventStore store_{{.step_tokens = 8,
+                     .step_token_events = 8,
+                     .step_others = 4,
+                     .event_tokens = 8,
+                     .prompt_scores = 16,
+                     .payload_bytes = 100},
                     payloads_,
                     bell_};
   std::array<ifab_event_t, 8> events_{};
