@@ -16,7 +16,7 @@ target_link_libraries(ifab_tiny_llama_directory PRIVATE ifab_llama_test_support 
 
 function(ifab_llama_test name)
   add_executable(${name} ${name}.cpp)
-  target_link_libraries(${name} PRIVATE ifab_llama_test_support ifab_options GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE ${ARGN} ifab_llama_test_support ifab_options GTest::gtest_main)
   set(environment "")
   if(IFAB_TEST_LLAMA_ENGINE)
     set(environment "IFAB_TEST_LLAMA_ENGINE=${IFAB_TEST_LLAMA_ENGINE}")
@@ -27,3 +27,7 @@ function(ifab_llama_test name)
 endfunction()
 
 ifab_llama_test(llama_reproducible_test)
+ifab_llama_test(llama_batcher_test)
+ifab_llama_test(llama_cache_test)
+ifab_llama_test(llama_config_test ifab_engine nlohmann_json::nlohmann_json)
+ifab_llama_test(llama_sampler_test)

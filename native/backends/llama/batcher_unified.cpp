@@ -55,9 +55,10 @@ void Batcher::fill_unified_batch(uint32_t prompt_tokens) {
     rows_.push_back(sample);
   }
   for (Job* job : jobs_.prompts()) {
+    const uint32_t outputs_left = session_.most_outputs() - session_.outputs();
     uint32_t tokens = std::min(job->prompt_left(), prompt_tokens);
-    if (job->request->prompt_logprobs) tokens = std::min(tokens, session_.most_outputs() - session_.outputs());
-    if (tokens == 0) break;
+    if (job->request->prompt_logprobs) tokens = std::min(tokens, outputs_left);
+    if (tokens == 0 || outputs_left == 0) break;
     const Part part = add_part(*job, tokens);
     parts_.push_back(part);
     prompt_tokens -= tokens;

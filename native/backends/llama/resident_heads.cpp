@@ -18,7 +18,7 @@ void ResidentHeads::consider(int32_t sequence, const Request& request, std::span
                              const WaitingHeads& waiting) {
   uint32_t keep = waiting.wanted(request.salt, tokens);
   for (const uint32_t end : request.head_ends) {
-    if (end <= tokens.size()) keep = std::max(keep, whole_blocks(end));
+    keep = std::max(keep, whole_blocks(std::min(end, static_cast<uint32_t>(tokens.size()))));
   }
   if (keep == 0 || heads_.empty()) return;
   const std::span<const int32_t> head = tokens.first(keep);

@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <fstream>
-#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -127,14 +126,20 @@ class ModelWriter {
   void weights() {
     const auto hidden = int64_t{kTinyHidden};
     const auto vocab = static_cast<int64_t>(tiny_vocab_size());
-    matrix("token_embd.weight", hidden, vocab, 1.0f);
+    ggml_tensor* embeddings = matrix("token_embd.weight", hidden, vocab, 1.0f);
+    if (engine_.broken_token >= 0) {
+      // The first two bytes of a block are its scale, in half precision: this one is infinite.
+      auto* row = static_cast<char*>(embeddings->data) + static_cast<size_t>(engine_.broken_token) * embeddings->nb[1];
+      row[0] = 0x00;
+      row[1] = 0x7C;
+    }
     matrix("output.weight", hidden, vocab, 0.25f);
     norm("output_norm.weight");
     for (uint32_t layer = 0; layer < kTinyLayers; ++layer) {
       const std::string block = "blk." + std::to_string(layer) + ".";
       const float scale = 1.5f / std::sqrt(static_cast<float>(kTinyHidden));
       norm(block + "attn_norm.weight");
-      norm(block + "ffn_norm.weight", engine_.broken_weights && layer + 1 == kTinyLayers);
+      norm(block + "ffn_norm.weight");
       matrix(block + "attn_q.weight", hidden, hidden, scale);
       matrix(block + "attn_k.weight", hidden, kHeadValues, scale);
       matrix(block + "attn_v.weight", hidden, kHeadValues, scale);
@@ -145,18 +150,19 @@ class ModelWriter {
     }
   }
 
-  void matrix(const std::string& name, int64_t columns, int64_t rows, float scale) {
+  ggml_tensor* matrix(const std::string& name, int64_t columns, int64_t rows, float scale) {
     ggml_tensor* tensor = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_Q8_0, columns, rows);
     std::vector<float> values(static_cast<size_t>(columns * rows));
     for (float& value : values) value = random_.normal() * scale;
     ggml_quantize_chunk(GGML_TYPE_Q8_0, values.data(), tensor->data, 0, rows, columns, nullptr);
     add(tensor, name);
+    return tensor;
   }
 
-  void norm(const std::string& name, bool broken = false) {
+  void norm(const std::string& name) {
     ggml_tensor* tensor = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_F32, kTinyHidden);
     auto* values = static_cast<float*>(tensor->data);
-    for (uint32_t i = 0; i < kTinyHidden; ++i) values[i] = broken ? std::numeric_limits<float>::infinity() : 1.0f;
+    for (uint32_t i = 0; i < kTinyHidden; ++i) values[i] = 1.0f;
     add(tensor, name);
   }
 

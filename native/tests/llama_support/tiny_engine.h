@@ -24,7 +24,7 @@ struct TinyEngine {
   uint32_t max_output_tokens = 128;
   std::vector<int32_t> payload_layers;  // empty: no payload
   std::string payload_dtype = "float32";
-  bool broken_weights = false;  // values that are no numbers in the last layer
+  int32_t broken_token = -1;  // a token whose embedding is no number, so that nothing that reads it is; -1: none
   uint64_t seed = 1;
 
   // Generates nothing; gives the state of each prompt's last token.
