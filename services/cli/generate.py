@@ -12,6 +12,7 @@ from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from services.cli import options
 from services.cli.results import finish_reason, finished_row
 from services.cli.running import run, write_json
+from services.common.errors import DeadlineExceededError
 from services.common.rpc import channel, translated
 
 _INT32_MAX = 2**31 - 1
@@ -72,8 +73,18 @@ def generate(
     request.sampling.top_k = top_k
     request.sampling.top_p = top_p
     request.sampling.seed = seed
-    work = _whole(broker, request, timeout) if as_json else _streamed(broker, request, timeout)
-    run(work, as_json=as_json)
+    run(_answered(broker, request, timeout, as_json), as_json=as_json)
+
+
+async def _answered(
+    broker: str, request: broker_service_pb2.GenerationRequest, timeout_s: float, as_json: bool
+) -> None:
+    try:
+        await (_whole if as_json else _streamed)(broker, request, timeout_s)
+    except DeadlineExceededError as error:
+        raise DeadlineExceededError(
+            f"the answer did not end within {timeout_s:g} s; allow it more with --timeout"
+        ) from error
 
 
 async def _whole(broker: str, request: broker_service_pb2.GenerationRequest, timeout_s: float) -> None:

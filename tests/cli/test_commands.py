@@ -64,6 +64,15 @@ def test_nobody_there_is_one_sentence(words: tuple[str, ...], nobody: str, tmp_p
     assert json.loads(done.stdout)["error"]["code"] == "UNAVAILABLE"
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_an_answer_that_does_not_come_is_one_sentence(form: tuple[str, ...], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        done = ifab("generate", "x", "--timeout", "0.5", "--broker", address, *form, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "ifab: the answer did not end within 0.5 s; allow it more with --timeout\n"
+
+
 def test_a_job_that_cannot_start_leaves_older_results_alone(nobody: str, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"prompt": "x", "max_tokens": 1}\n')
     (tmp_path / "out.jsonl").write_text("older results\n")
