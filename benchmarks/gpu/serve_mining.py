@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves the mining network on a card through the whole suite, checks every kind of answer, and measures it.
+
+    python3 -m benchmarks.gpu.serve_mining --format bfloat16 --rows 16 --prompts 20000 --work FOLDER
+
+Client, broker, provisioner and worker are processes of their own on loopback; IFAB_ENGINE_LIBRARY names a library that
+is built with the raw TensorRT backend. Beside it, in the same run: the bare loop (the same plan, launched back to back
+in this process before the suite starts). Checked: hidden states against PyTorch on the same weights, bad rows beside
+good ones, rows returned against rows not wanted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+
+from benchmarks.gpu.mining_engine import ROW_TOKENS, RandomWeights, Runner, make_feeds, timed, torch_reference
+from engines.graph.tensorrt_lowering import ProfileRange, build_plan
+from engines.mining.directory import MiningEngine, write_directory
+from engines.mining.network import Fp8Scales, ModelShape, build_network
+from engines.mining.packing import pack
+from engines.simulated import write_simulated_engine
+from ifabric.broker.v1 import broker_service_pb2 as pb
+from ifabric.broker.v1 import broker_service_pb2_grpc as pb_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROWS_A_MESSAGE = 64
+
+
+def build(arguments: argparse.Namespace) -> tuple[Path, ModelShape, RandomWeights, float]:
+    """Builds the plan and its engine directory; returns them with the bare loop's tokens a second."""
+    import tensorrt_bindings as trt
+    import torch
+
+    shape = ModelShape(arguments.layers, 4096, 11008, 32, 32, 128, 32000, 1e-5, 10000.0)
+    weights = RandomWeights(shape, 7)
+    largest: dict[str, float] = {}
+    torch_reference(shape, weights, make_feeds(shape, 8, 3), largest)
+    scales = Fp8Scales({name: value / 448.0 for name, value in largest.items()}) if arguments.format == "fp8" else None
+    rows = arguments.rows
+    ranges = {"rows": ProfileRange(1, rows, rows), "prompts": ProfileRange(1, rows, rows * 4)}
+    logger = trt.Logger(trt.Logger.WARNING)
+    plan, _ = build_plan(trt, logger, build_network(shape, weights, scales=scales), ranges, workspace_bytes=16 << 30)
+    runner = Runner(trt, logger, plan)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        runner.bind(make_feeds(shape, rows, 5), shape.hidden_size)
+        bare = rows * ROW_TOKENS / statistics.median(timed(runner.launch, 100)) * 1e3
+    del runner
+    major, minor = torch.cuda.get_device_capability()
+    name = torch.cuda.get_device_name().lower().replace(" ", "-")
+    engine = MiningEngine(
+        engine_id=f"dense-7b-{shape.layers}-layers-{arguments.format}-mining".replace("_", "-"),
+        shape=shape,
+        row_tokens=ROW_TOKENS,
+        rows=rows,
+        slots=rows * 8,
+        weights_dtype="fp8_e4m3" if scales else "bfloat16",
+        activations_dtype="bfloat16",
+        layers=(-1,),
+        card_family=name,
+        compute_capability=f"{major}.{minor}",
+        card_memory_bytes=len(plan) + (4 << 30),
+        longest_step_ms=5000,
+        runtime_version=trt.__version__,
+        flags=(f"rows={rows}", "weights=random"),
+        calibration="8 random rows" if scales else None,
+    )
+    scratch = arguments.work / "tokenizer"
+    write_simulated_engine(scratch)
+    directory = arguments.work / "engine"
+    write_directory(directory, engine, plan, (scratch / "tokenizer.json").read_bytes())
+    return directory, shape, weights, bare
+
+
+def prompts_of(count: int, vocab_size: int, shortest: int) -> list[Any]:
+    """Seeded prompts of `shortest` to 128 tokens."""
+    rng = np.random.default_rng(11)
+    lengths = rng.integers(shortest, ROW_TOKENS + 1, count)
+    return [rng.integers(0, vocab_size, length, dtype=np.int32) for length in lengths]
+
+
+def messages(prompts: list[Any], bad: set[int]) -> Iterator[Any]:
+    """The stream to the broker: packed ids, many rows a message; rows in `bad` have an id out of range."""
+    for begin in range(0, len(prompts), ROWS_A_MESSAGE):
+        requests = []
+        for index in range(begin, min(begin + ROWS_A_MESSAGE, len(prompts))):
+            ids = prompts[index] if index not in bad else np.array([1, 2**31 - 1], np.int32)
+            requests.append(
+                pb.GenerationRequest(request_id=str(index), prompt=pb.Prompt(packed_token_ids=ids.tobytes()))
+            )
+        first = pb.ExchangeOpen(lane=pb.LANE_BULK, job_id="mining") if begin == 0 else None
+        yield pb.ExchangeRequest(open=first, requests=requests)
+
+
+def run_rows(address: str, prompts: list[Any], bad: set[int], keep: set[int]) -> tuple[float, dict[int, Any], Any, int]:
+    """Sends all rows; returns seconds, the kept vectors as uint16 words, the job's report, and how many rows failed."""
+    options = [("grpc.max_receive_message_length", 64 << 20)]
+    kept: dict[int, Any] = {}
+    failed = 0
+    with grpc.insecure_channel(address, options=options) as channel:
+        begin = time.perf_counter()
+        report = None
+        for answer in pb_grpc.BrokerServiceStub(channel).Exchange(messages(prompts, bad), timeout=500):
+            for outcome in answer.outcomes:
+                index = int(outcome.request_id)
+                if outcome.HasField("failed"):
+                    failed += 1
+                    assert index in bad, outcome.failed
+                    continue
+                payload = outcome.finished.payload
+                assert len(payload.data) == 8192, payload.failure
+                if index in keep:
+                    assert zlib.crc32(payload.data) == payload.crc32
+                    kept[index] = np.frombuffer(payload.data, np.uint16).copy()
+            if answer.HasField("report"):
+                report = answer.report
+        return time.perf_counter() - begin, kept, report, failed
+
+
+def cosines(shape: ModelShape, weights: RandomWeights, prompts: list[Any], kept: dict[int, Any]) -> list[float]:
+    """Cosine of each kept vector with PyTorch's on the same prompt."""
+    import torch
+
+    found: list[float] = []
+    order = sorted(kept)
+    for begin in range(0, len(order), 64):
+        part = order[begin : begin + 64]
+        feeds = {k: torch.from_numpy(v).cuda() for k, v in pack([prompts[i] for i in part], ROW_TOKENS).items()}
+        expected = torch_reference(shape, weights, feeds).float()
+        words = np.stack([kept[i] for i in part]).astype(np.int16)
+        got = torch.from_numpy(words).cuda().view(torch.bfloat16).float()
+        found += torch.nn.functional.cosine_similarity(got, expected).tolist()
+    return found
+
+
+def main() -> None:
+    """Builds, serves, checks and measures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--format", choices=["bfloat16", "fp8"], default="bfloat16")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--prompts", type=int, default=20_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--work", type=Path, required=True)
+    arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    directory, shape, weights, bare = build(arguments)
+    print(f"bare loop {bare:,.0f} tokens/s", flush=True)
+    up = "from services.cli.main import main; main()"
+    command = [sys.executable, "-c", up, "up", "--json", "--free-ports", "--engine", str(directory)]
+    command += ["--logs", str(arguments.work / "logs")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as suite:
+        try:
+            assert suite.stdout is not None
+            address = json.loads(suite.stdout.readline())["broker"]["address"]
+            print("serving at", address, flush=True)
+            mixed = prompts_of(2000, shape.vocab_size, 1)
+            bad = set(range(0, 2000, 100))
+            _, kept, _, failed = run_rows(address, mixed, bad, set(range(2000)) - bad)
+            similar = cosines(shape, weights, mixed, kept)
+            print(f"{len(kept)} rows of mixed length, cosine min {min(similar):.5f}; {failed} bad rows", flush=True)
+            full = prompts_of(arguments.prompts, shape.vocab_size, ROW_TOKENS)
+            rates = []
+            for _ in range(arguments.repeats):
+                seconds, _, report, _ = run_rows(address, full, set(), set())
+                rates.append(report.prompt_tokens_computed / seconds)
+                print(f"{len(full)} rows in {seconds:.2f} s, {rates[-1]:,.0f} tokens/s", flush=True)
+        finally:
+            suite.send_signal(signal.SIGTERM)
+    figures = {
+        "format": arguments.format,
+        "rows": arguments.rows,
+        "layers": arguments.layers,
+        "bare_tokens_per_s": bare,
+        "suite_tokens_per_s": statistics.median(rates),
+        "suite_tokens_per_s_min": min(rates),
+        "suite_tokens_per_s_max": max(rates),
+        "suite_over_bare": statistics.median(rates) / bare,
+        "cosine_min": min(similar),
+        "cosine_median": statistics.median(similar),
+        "rows_checked": len(similar),
+        "bad_rows": failed,
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
