@@ -158,7 +158,7 @@ class Fabric:
             # What a worker's own formula grants, see services/worker/credit.py, without its measured reuse.
             credit = Amount(card.slots * longest, card.slots, 0)
             worker = Worker(
-                f"w{at}", facts, incarnation="1", pool_tokens=card.pool_blocks * card.block_tokens,
+                f"w{at}", facts, pool_tokens=card.pool_blocks * card.block_tokens,
                 credit=credit, now=0.0)
             self._workers.append(worker)
             self.decision.worker_up(worker)
@@ -193,7 +193,7 @@ class Fabric:
 
     def wake_us(self) -> float | None:
         at = self.decision.timers.next_at
-        return None if at is None or not self.decision.in_flight else at * 1e6 + 1
+        return None if at is None or not len(self.decision.requests) else at * 1e6 + 1
 
     def give(self, now_us: float) -> list[tuple[int, Job]]:
         given = []

@@ -88,5 +88,5 @@ def shared_heads(
         for prompt in range(prompts):
             own = groups * heads + (group * prompts + prompt) * tails
             rows.append(Row((*first, *range(own, own + tails)), heads * block_tokens + tail, output))
-    random.Random(seed).shuffle(rows)  # noqa: S311 -- a fixed order, not a secret
+    random.Random(seed).shuffle(rows)
     return Workload(name, rows, block_tokens)

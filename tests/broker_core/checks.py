@@ -37,9 +37,7 @@ def check_tree(tree: WaitingTree, entries: list[Entry], prompts: dict[str, bytes
         waiting = [entry for entry in inside if entry.state is State.WAITING]
         assert node.waiting == len(waiting)
         assert node.decode == sum(entry.decode for entry in waiting)
-        edges = {
-            other: other.edge_tokens for entry in waiting for other in _between(entry.node, node)
-        }
+        edges = {other: other.edge_tokens for entry in waiting for other in _between(entry.node, node)}
         assert node.tokens == sum(entry.tail_tokens for entry in waiting) + sum(edges.values())
         direct = sum(entry.node is node for entry in inside)
         direct += sum(isinstance(child, Node) for child in node.children.values())
@@ -66,16 +64,16 @@ def _check_reachable(node: Node, waiting: list[Entry]) -> None:
     entries = {entry for _, _, entry in node.entries}
     for entry in waiting:
         if entry.node is node and entry not in entries:
-            assert any(
-                item is entry for run in entry.flow.runs.values() for _, item in run.handed
-            ), "an entry waits where nobody will find it"
+            assert any(item is entry for run in entry.flow.owners.runs.values() for _, item in run.handed), (
+                "an entry waits where nobody will find it"
+            )
     offered = {child for _, _, child in node.subtrees}
     for child in node.children.values():
         if isinstance(child, Node) and child.waiting and not child.opened and child not in offered:
             flow = waiting[0].flow
-            assert any(
-                item is child for run in flow.runs.values() for _, item in run.handed
-            ), "a subtree waits where nobody will find it"
+            assert any(item is child for run in flow.owners.runs.values() for _, item in run.handed), (
+                "a subtree waits where nobody will find it"
+            )
 
 
 def check_flow(flow: Flow) -> None:
@@ -88,7 +86,7 @@ def check_flow(flow: Flow) -> None:
             continue
         assert node.opened == bool(node.heads)
         for worker_id, head in node.heads.items():
-            run = flow.runs[worker_id]
+            run = flow.owners.runs[worker_id]
             assert head.run is run
             assert head.node is node
             assert head in run.heads
@@ -117,16 +115,14 @@ def check_workers(decision: Decision) -> None:
         heads = [
             head
             for flow in decision.scheduler.flows.values()
-            if worker.id in flow.runs
-            for head in flow.runs[worker.id].heads
+            if worker.id in flow.owners.runs
+            for head in flow.owners.runs[worker.id].heads
         ]
         assert worker.plan.heads == sum(head.node.edge_tokens for head in heads)
         assert worker.plan.heads_in_use == sum(head.node.edge_tokens for head in heads if head.users)
         if worker.serving:
             for head in heads:
-                users = sum(
-                    attempt.entry.node is head.node and not attempt.apart for attempt in attempts
-                ) + sum(
+                users = sum(attempt.entry.node is head.node and not attempt.apart for attempt in attempts) + sum(
                     isinstance(child, Node) and worker.id in child.heads and child.heads[worker.id].users > 0
                     for child in head.node.children.values()
                 )
@@ -139,7 +135,7 @@ def check_workers(decision: Decision) -> None:
 def check(decision: Decision, prompts: dict[str, bytes]) -> None:
     """All of it."""
     by_flow: dict[Flow, list[Entry]] = {}
-    for entry in decision.entries():
+    for entry in decision.requests.all():
         assert entry.state is not State.ENDED
         if entry.node is not None:
             by_flow.setdefault(entry.flow, []).append(entry)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from tests.support.processes import ServiceProcess
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from services.broker.work import Work
@@ -46,9 +46,16 @@ class Fleet:
         directory = self.folder / engine_id
         if not directory.exists():
             write_simulated_engine(directory, engine_id=engine_id, **engine)
-        process = await asyncio.to_thread(ServiceProcess, "services.worker", {
-            "engine_dir": str(directory), "provisioner": self.provisioner.address, "node_id": name,
-            "drain_grace_s": 2.0})
+        process = await asyncio.to_thread(
+            ServiceProcess,
+            "services.worker",
+            {
+                "engine_dir": str(directory),
+                "provisioner": self.provisioner.address,
+                "node_id": name,
+                "drain_grace_s": 2.0,
+            },
+        )
         self.stack.callback(process.kill)
         self.workers[name] = process
         return process
@@ -86,7 +93,9 @@ class Fleet:
         assert all(isinstance(sink, RecordingSink) for sink in sinks)
         await wait_until(
             lambda: all(sink.ends for sink in sinks),  # type: ignore[attr-defined]
-            within_s=within_s, what="the end of all work")
+            within_s=within_s,
+            what="the end of all work",
+        )
         return [sink.end for sink in sinks]  # type: ignore[attr-defined]
 
     def count_ended(self, works: list[Work]) -> int:
@@ -99,8 +108,7 @@ class Fleet:
 
     def outstanding(self, name: str) -> int:
         """Attempts at a node."""
-        return sum(
-            len(w.outstanding) for w in self.broker.decision.scheduler.workers.values() if w.node_id == name)
+        return sum(len(w.outstanding) for w in self.broker.decision.scheduler.workers.values() if w.node_id == name)
 
 
 @pytest.fixture
@@ -118,11 +126,16 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
             tasks = Tasks(failures.append)
             stack.push_async_callback(tasks.close)
             broker = Broker(
-                CoreSettings(**{"bulk_linger_s": 0.005, **settings}), provisioner.address, broker_id="test",
-                telemetry=telemetry, tasks=tasks, message_bytes_max=16 << 20)
+                CoreSettings(**{"bulk_linger_s": 0.005, **settings}),
+                provisioner.address,
+                broker_id="test",
+                telemetry=telemetry,
+                tasks=tasks,
+                message_bytes_max=16 << 20,
+            )
             stack.push_async_callback(broker.stop)
             await broker.start()
             yield Fleet(broker, provisioner, tmp_path, stack, failures)
         assert not failures
 
-    yield make
+    return make

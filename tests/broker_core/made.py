@@ -185,7 +185,7 @@ class Caches:
 
     def run(self, bench: Bench, prompts: dict[str, list[int]], *, rounds: int = 10_000) -> None:
         """Answers everything that is given until nothing is in flight."""
-        while bench.decision.in_flight:
+        while len(bench.decision.requests):
             rounds -= 1
             assert rounds, "it does not come to an end"
             found: dict[int, int] = {}

@@ -29,7 +29,7 @@ def _distinct(count: int, **wanted: object) -> list[work]:  # type: ignore[valid
 
 def _settle(bench: Bench, *, rounds: int = 200) -> None:
     for _ in range(rounds):
-        if not bench.decision.in_flight:
+        if not len(bench.decision.requests):
             return
         bench.now += 0.2
         bench.give()
@@ -47,7 +47,7 @@ def test_lost_work_runs_elsewhere_apart_from_innocent_work() -> None:
     mine = [attempt for attempt in given if attempt.worker is first]
     assert len(mine) == 4
     bench.lose(first)
-    assert bench.decision.counters.lost_attempts == 4
+    assert bench.decision.requests.counters.lost_attempts == 4
     bench.now += 1.0
     assert bench.give() == [], "w2 ends its innocent work first"
     for attempt in list(second.outstanding.values()):
@@ -65,8 +65,8 @@ def test_a_late_result_of_a_lost_attempt_is_dropped_and_counted() -> None:
     (attempt,) = bench.give()
     bench.lose(first)
     bench.finish(attempt)
-    assert bench.decision.counters.late_results == 1
-    assert bench.decision.in_flight == 1
+    assert bench.decision.requests.counters.late_results == 1
+    assert len(bench.decision.requests) == 1
     bench.worker("w2")
     _settle(bench)
     (end,) = attempt.entry.work.sink.ends  # type: ignore[attr-defined]
@@ -100,7 +100,7 @@ def test_streams_that_were_read_end_unavailable(lane: Lane) -> None:
     bench.lose(worker)
     assert isinstance(sink.end, UnavailableError)
     assert sink.end.reason == reasons.WORKER_LOST
-    assert bench.decision.in_flight == 0
+    assert len(bench.decision.requests) == 0
 
 
 def test_tokens_that_nobody_read_are_taken_back() -> None:
@@ -137,7 +137,7 @@ def test_a_row_that_kills_its_worker_is_quarantined_after_two_kills_alone() -> N
     bench.worker("w0", sequences=16)
     bench.submit(*(work([10 + at] * 6, request_id=name, sink=sink) for at, (name, sink) in enumerate(sinks.items())))
     kills, alone, names = 0, 0, 0
-    while bench.decision.in_flight:
+    while len(bench.decision.requests):
         bench.now += 10.0
         bench.give()
         for worker in list(bench.decision.scheduler.workers.values()):
@@ -163,17 +163,18 @@ def test_a_row_that_kills_its_worker_is_quarantined_after_two_kills_alone() -> N
 
 @pytest.mark.parametrize("seed", range(3))
 def test_fifty_kills_through_ten_thousand_rows_quarantine_nobody(seed: int) -> None:
-    chance = random.Random(seed)  # noqa: S311 -- a seeded test
+    chance = random.Random(seed)
     bench = Bench()
     rows = 10_000
     sinks = [RecordingSink() for _ in range(rows)]
     heads = [[group] * 8 for group in range(40)]
-    bench.submit(*(
-        work([*heads[at % 40], 100 + at, 7, 7], request_id=f"r{at}", sink=sink) for at, sink in enumerate(sinks)))
+    bench.submit(
+        *(work([*heads[at % 40], 100 + at, 7, 7], request_id=f"r{at}", sink=sink) for at, sink in enumerate(sinks))
+    )
     for name in range(3):
         bench.worker(f"w{name}", sequences=64, tokens=100_000)
     kills, names, dead_dispatches = 0, 3, 0
-    while bench.decision.in_flight:
+    while len(bench.decision.requests):
         bench.now += 0.5
         bench.give()
         workers = list(bench.decision.scheduler.workers.values())
@@ -191,7 +192,7 @@ def test_fifty_kills_through_ten_thousand_rows_quarantine_nobody(seed: int) -> N
                     bench.finish(attempt)
     assert kills == 50
     assert all(isinstance(sink.end, WorkEnd) for sink in sinks)
-    assert bench.decision.counters.quarantined == 0
+    assert bench.decision.requests.counters.quarantined == 0
     assert len(bench.sent) == rows + dead_dispatches
 
 
@@ -215,7 +216,7 @@ def test_an_engine_fault_is_looked_into_and_told_in_the_end() -> None:
     bench.worker("w1", sequences=8)
     sinks = {f"r{at}": RecordingSink() for at in range(3)}
     bench.submit(*(work([10 + at] * 6, request_id=name, sink=sink) for at, (name, sink) in enumerate(sinks.items())))
-    while bench.decision.in_flight:
+    while len(bench.decision.requests):
         bench.now += 10.0
         for attempt in bench.give():
             if attempt.entry.work.key[1] == "r1":
@@ -234,7 +235,7 @@ def test_an_invalid_request_is_not_tried_again() -> None:
     (attempt,) = bench.give()
     bench.fail(attempt, InvalidArgumentError("no"))
     assert isinstance(attempt.entry.work.sink.ends[0], InvalidArgumentError)  # type: ignore[attr-defined]
-    assert bench.decision.in_flight == 0
+    assert len(bench.decision.requests) == 0
 
 
 def test_interactive_work_is_given_up_after_three_workers() -> None:
@@ -256,7 +257,7 @@ def test_a_worker_that_cancels_by_itself_is_not_believed() -> None:
     bench.submit(*_distinct(1))
     (attempt,) = bench.give()
     bench.finish(attempt, reason=generation_pb2.FINISH_REASON_CANCELLED)
-    assert bench.decision.in_flight == 1
+    assert len(bench.decision.requests) == 1
     _settle(bench)
 
 

@@ -31,17 +31,19 @@ _tail = st.integers(0, BLOCK)
 
 
 # Mostly one flow, since only within one do prompts meet.
-_kinds = st.sampled_from([
-    *[{}] * 6,
-    *[{"lane": Lane.INTERACTIVE, "job": "", "stream": True}] * 3,
-    {"stream": True},
-    {"tenant": "other"},
-    {"priority": 1},
-    {"salt": 1},
-    {"samples": 2},
-    {"digests": frozenset({DIGEST, OTHER})},
-    {"max_tokens": 40},
-])
+_kinds = st.sampled_from(
+    [
+        *[{}] * 6,
+        *[{"lane": Lane.INTERACTIVE, "job": "", "stream": True}] * 3,
+        {"stream": True},
+        {"tenant": "other"},
+        {"priority": 1},
+        {"salt": 1},
+        {"samples": 2},
+        {"digests": frozenset({DIGEST, OTHER})},
+        {"max_tokens": 40},
+    ]
+)
 
 
 def _prompt(blocks: list[int], tail: int) -> list[int]:
@@ -70,10 +72,19 @@ class CoreMachine(RuleBasedStateMachine):
 
     @initialize(leads=st.sampled_from([1.0, 30.0]))
     def begin(self, leads: float) -> None:
-        self.bench = Bench(CoreSettings(
-            bulk_linger_s=0.0, interactive_linger_s=0.0, lead_limit_s=leads, overdue_s=40.0, ageing_s=5.0,
-            holdings_bytes_max=20_000, retry_burst=10_000, quantum=2, join_factor=0.1,
-        ))
+        self.bench = Bench(
+            CoreSettings(
+                bulk_linger_s=0.0,
+                interactive_linger_s=0.0,
+                lead_limit_s=leads,
+                overdue_s=40.0,
+                ageing_s=5.0,
+                holdings_bytes_max=20_000,
+                retry_burst=10_000,
+                quantum=2,
+                join_factor=0.1,
+            )
+        )
         self.world = World()
         self.names = 0
 
@@ -94,13 +105,22 @@ class CoreMachine(RuleBasedStateMachine):
             self.world.fates[name] = Fate(made, sink)
             self.world.prompts[name] = np.array(prompt, "<i4").tobytes()
 
-    @rule(digest=st.sampled_from([DIGEST, DIGEST, DIGEST, OTHER]), sequences=st.integers(2, 12), pool=st.sampled_from([0, 40, 400]))
+    @rule(
+        digest=st.sampled_from([DIGEST, DIGEST, DIGEST, OTHER]),
+        sequences=st.integers(2, 12),
+        pool=st.sampled_from([0, 40, 400]),
+    )
     @precondition(lambda self: len(self._workers()) < 4)
     def join(self, digest: str, sequences: int, pool: int) -> None:
         self.names += 1
         self.bench.worker(
-            f"w{self.names}", digest=digest, sequences=sequences, tokens=sequences * 30, pool_tokens=pool,
-            block_tokens=BLOCK if pool else 0)
+            f"w{self.names}",
+            digest=digest,
+            sequences=sequences,
+            tokens=sequences * 30,
+            pool_tokens=pool,
+            block_tokens=BLOCK if pool else 0,
+        )
 
     @rule(data=st.data(), innocent=st.booleans())
     @precondition(lambda self: len(self._workers()) > 1)
@@ -129,7 +149,8 @@ class CoreMachine(RuleBasedStateMachine):
         before = {worker: worker.ledger.limit for worker in self._workers()}
         for attempt in self.bench.give():
             worker, limit = attempt.worker, before[attempt.worker]
-            assert worker.serving and not worker.quiet
+            assert worker.serving
+            assert not worker.quiet
             assert worker.facts.digest in attempt.entry.work.engine_digests
             assert worker.ledger.tokens <= limit.tokens
             assert worker.ledger.sequences <= limit.sequences
@@ -160,9 +181,16 @@ class CoreMachine(RuleBasedStateMachine):
                 attempt = data.draw(st.sampled_from(attempts))
                 self.bench.finish(attempt, reason=3 if attempt.cancelled else 1)
 
-    @rule(data=st.data(), error=st.sampled_from([
-        UnavailableError("x"), InternalError("x"), InvalidArgumentError("x"),
-    ]))
+    @rule(
+        data=st.data(),
+        error=st.sampled_from(
+            [
+                UnavailableError("x"),
+                InternalError("x"),
+                InvalidArgumentError("x"),
+            ]
+        ),
+    )
     @precondition(lambda self: self._attempts())
     def fail(self, data: st.DataObject, error: Any) -> None:
         self.bench.fail(data.draw(st.sampled_from(self._attempts())), error)
@@ -185,7 +213,7 @@ class CoreMachine(RuleBasedStateMachine):
     def structures_hold(self) -> None:
         if hasattr(self, "bench"):
             check(self.bench.decision, self.world.prompts)
-            alive = {entry.work.key[1] for entry in self.bench.decision.entries()}
+            alive = {entry.work.key[1] for entry in self.bench.decision.requests.all()}
             for name, fate in self.world.fates.items():
                 assert (name in alive) == (not fate.sink.ends), "ended and in flight, or neither"
 
@@ -196,9 +224,9 @@ class CoreMachine(RuleBasedStateMachine):
         sent = [attempt for attempt in self.bench.sent if attempt.handle not in attempt.worker.outstanding]
         if sent:
             attempt = data.draw(st.sampled_from(sent))
-            late = self.bench.decision.counters.late_results
+            late = self.bench.decision.requests.counters.late_results
             self.bench.finish(attempt)
-            assert self.bench.decision.counters.late_results == late + 1
+            assert self.bench.decision.requests.counters.late_results == late + 1
 
     def teardown(self) -> None:
         """With two good workers that answer, everything ends, and everything is given back."""
@@ -210,21 +238,23 @@ class CoreMachine(RuleBasedStateMachine):
         for digest in (DIGEST, OTHER):
             bench.worker(f"last-{digest[0]}", digest=digest, sequences=8, tokens=400)
         for _ in range(2000):
-            if not bench.decision.in_flight:
+            if not len(bench.decision.requests):
                 break
             bench.now += 0.5
             for attempt in [*bench.give(), *self._attempts()]:
                 if attempt.handle in attempt.worker.outstanding:
                     bench.finish(attempt, reason=3 if attempt.cancelled else 1)
-        assert not bench.decision.in_flight, "accepted work never ended"
+        assert not len(bench.decision.requests), "accepted work never ended"
         check(bench.decision, self.world.prompts)
         for fate in self.world.fates.values():
             end = fate.sink.end
             if not isinstance(end, WorkEnd):
                 assert isinstance(
-                    end, UnavailableError | InternalError | InvalidArgumentError | FailedPreconditionError)
+                    end, UnavailableError | InternalError | InvalidArgumentError | FailedPreconditionError
+                )
 
 
 CoreMachine.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
+    max_examples=120, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+)
 TestCore = CoreMachine.TestCase

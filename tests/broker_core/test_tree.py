@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from services.broker.core import ids
 from services.broker.core.entry import Entry
-from services.broker.core.flow import Flow, FlowKey, FlowRules
+from services.broker.core.flow import Flow, FlowKey
+from services.broker.core.ownership import FlowRules
 from services.broker.core.tree import Node, WaitingTree
 from services.broker.work import Lane
 from tests.broker_core.checks import check_tree
@@ -24,8 +25,14 @@ _RULES = FlowRules(ageing_s=60.0, overdue_s=600.0, decode_weight=2.0, join_facto
 def _flow(*, block_tokens: int = BLOCK, planes: int = 0) -> Flow:
     key = FlowKey(Lane.BULK, "t", "j", 0, 0, frozenset({DIGEST}))
     return Flow(
-        key, block_tokens=block_tokens, planes=planes, rules=_RULES, find=lambda raw: [],
-        held=lambda worker, raw: None, led=lambda attempt: None)
+        key,
+        block_tokens=block_tokens,
+        planes=planes,
+        rules=_RULES,
+        find=lambda raw: [],
+        held=lambda worker, raw: None,
+        led=lambda attempt: None,
+    )
 
 
 def _entry(flow: Flow, prompt: list[int], name: str) -> tuple[Entry, bytes]:
@@ -50,7 +57,8 @@ _prompts = st.lists(
     st.tuples(st.lists(st.integers(0, 1), max_size=6), st.integers(0, BLOCK)).map(
         lambda drawn: [bit * 100 + at for bit in drawn[0] for at in range(BLOCK)] + [7] * drawn[1] or [1]
     ),
-    min_size=1, max_size=20,
+    min_size=1,
+    max_size=20,
 )
 
 

@@ -19,7 +19,6 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from services.broker.work import Work
 
 pytestmark = pytest.mark.e2e
 
@@ -61,7 +60,7 @@ async def test_acknowledged_work_of_a_worker_that_falls_silent_runs_elsewhere(
         doomed.signal(number)
         await wait_until(lambda: made.outstanding("heir") == 8, within_s=10, what="all attempts elsewhere")
         assert time.monotonic() - began < 10
-        assert made.broker.decision.counters.lost_attempts == 8
+        assert made.broker.decision.requests.counters.lost_attempts == 8
         if number == signal.SIGSTOP:
             doomed.signal(signal.SIGCONT)  # what it says now of its old attempts is not heard
         ends = await made.ended(works)
@@ -94,7 +93,7 @@ async def test_a_worker_that_drains_hands_its_work_over(fleet: Callable[..., Any
         late = made.works(2, max_tokens=5)
         ends = await made.ended([*works, *late], within_s=25)
         assert all(isinstance(end, WorkEnd) and end.node_id == "staying" for end in ends)
-        assert made.broker.decision.counters.quarantined == 0
+        assert made.broker.decision.requests.counters.quarantined == 0
         assert leaving.wait() == 0
 
 
@@ -120,7 +119,8 @@ async def test_one_job_runs_over_two_engines_with_different_limits(fleet: Callab
         timing = {"time_mode": "real", "step_us": 4_000, "kv_pool_blocks": 512}
         await made.start_worker("whole", "whole", slots=16, step_token_budget=256, **timing)
         await made.start_worker(
-            "half", "half", slots=8, step_token_budget=128, max_input_tokens=128, max_sequence_tokens=256, **timing)
+            "half", "half", slots=8, step_token_budget=128, max_input_tokens=128, max_sequence_tokens=256, **timing
+        )
         await made.up("whole", "half")
         both = frozenset({made.digest("whole"), made.digest("half")})
         only = frozenset({made.digest("whole")})
@@ -194,6 +194,6 @@ async def test_kills_through_a_job_lose_and_double_nothing(fleet: Callable[..., 
         for prompt, end in zip(prompts, ends, strict=True):
             assert isinstance(end, WorkEnd)
             assert end.samples[0].tokens.tolist() == simulation.tokens(prompt, 8)
-        counters = made.broker.decision.counters
+        counters = made.broker.decision.requests.counters
         assert counters.lost_attempts > 0
         assert counters.quarantined == 0

@@ -4,8 +4,8 @@
 The bound is what a cache without limit would have to compute: distinct whole blocks once, what is left of each prompt
 behind its last whole block, and at least one token for each request. The last clause matters only for prompts that are
 whole blocks and end where another passes or ends: one of those that end there may be the one that computes its last
-block, each further one computes one token. So, with D distinct blocks of B tokens, T the sum of tails, E prompts without
-a tail and F distinct ends of those:
+block, each further one computes one token. So, with D distinct blocks of B tokens, T the sum of tails, E prompts
+without a tail and F distinct ends of those:
 
     bound = B * D + T + (E - F)
 
@@ -127,9 +127,7 @@ class JobAccount:
 
     def bound_tokens(self) -> int:
         """The lower bound on computed prompt tokens; see the module."""
-        return (
-            self.blocks.count() * self.block_tokens + self._tails + self._without_tail - self.ends.count()
-        )
+        return self.blocks.count() * self.block_tokens + self._tails + self._without_tail - self.ends.count()
 
     def dispatched(self, entry: Entry, now: float) -> None:
         """A row was sent to a worker."""

@@ -18,8 +18,20 @@ class Attempt:
     """(request, attempt) under a handle that no stream of this process ever sees twice."""
 
     __slots__ = (
-        "apart", "cancelled", "computed_tokens", "context_done", "cost", "entry", "handle", "head_tokens", "leading",
-        "leads", "number", "planned", "reports_context", "worker",
+        "apart",
+        "cancelled",
+        "computed_tokens",
+        "context_done",
+        "cost",
+        "entry",
+        "handle",
+        "head_tokens",
+        "leading",
+        "leads",
+        "number",
+        "planned",
+        "reports_context",
+        "worker",
     )
 
     def __init__(self, entry: Entry, worker: Worker, cost: Amount) -> None:

@@ -244,11 +244,9 @@ class Broker:
 
     def _nodes_changed(self, nodes: Mapping[str, provisioner.Node]) -> None:
         """Opens links to accepted nodes and closes those of nodes that are no more."""
-        accepted = {
-            node_id: node for node_id, node in nodes.items() if node.state == provisioner.NODE_STATE_ACCEPTED
-        }
-        for node in accepted.values():
-            facts = EngineFacts.of(node.description.engine_digest, node.description.contract)
+        accepted = {node_id: node for node_id, node in nodes.items() if node.state == provisioner.NODE_STATE_ACCEPTED}
+        for newcomer in accepted.values():
+            facts = EngineFacts.of(newcomer.description.engine_digest, newcomer.description.contract)
             self.decision.learn_engine(facts)
         self.catalog.update(list(accepted.values()))
         for node_id, link in list(self._links.items()):
@@ -256,9 +254,9 @@ class Broker:
             same = node is not None and node.description.incarnation == link.incarnation
             if not same or node_id not in accepted:
                 self._retire(link)
-        for node_id, node in accepted.items():
+        for node_id, newcomer in accepted.items():
             if node_id not in self._links:
-                self._open_link(node)
+                self._open_link(newcomer)
         self._want_turn()
 
     def _forget_silent_nodes(self) -> None:
@@ -270,8 +268,7 @@ class Broker:
             self.catalog.update([link.node for link in self._links.values()])
 
     def _open_link(self, node: provisioner.Node) -> None:
-        link = WorkerLink(
-            node, broker_id=self._broker_id, message_bytes_max=self._message_bytes_max, owner=self)
+        link = WorkerLink(node, broker_id=self._broker_id, message_bytes_max=self._message_bytes_max, owner=self)
         self._links[link.node_id] = link
         self._running[link] = self._tasks.start(link.run(), name=f"link-{link.node_id}")
 
@@ -290,6 +287,4 @@ class Broker:
             task.cancel()
 
     def _channels(self, digest: str) -> list[grpc.aio.Channel]:
-        return [
-            link.channel for link in self._links.values() if link.node.description.engine_digest == digest
-        ]
+        return [link.channel for link in self._links.values() if link.node.description.engine_digest == digest]

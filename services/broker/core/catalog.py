@@ -96,7 +96,8 @@ class EngineCatalog:
         expected = next((file for file in contract.files if file.path == path), None)
         if expected is None:
             raise NotFoundError(
-                f"the contract of engine {contract.engine_id} lists no file {path!r}", reason=reasons.FILE_UNKNOWN)
+                f"the contract of engine {contract.engine_id} lists no file {path!r}", reason=reasons.FILE_UNKNOWN
+            )
         problem = "no node that serves it is connected"
         for channel in self._channels(engine_digest):
             try:
@@ -110,7 +111,9 @@ class EngineCatalog:
             _log.error("file.differs", engine_digest=engine_digest, path=path)
         raise UnavailableError(
             f"file {path!r} of engine {contract.engine_id} cannot be fetched: {problem}",
-            reason=reasons.PEER_UNREACHABLE, retry_after_s=1.0)
+            reason=reasons.PEER_UNREACHABLE,
+            retry_after_s=1.0,
+        )
 
 
 async def _fetch(channel: grpc.aio.Channel, digest: str, path: str, size_bytes: int) -> bytes:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from ifabric.engine.v1 import generation_pb2
-
 if TYPE_CHECKING:
+    from ifabric.engine.v1 import generation_pb2
     from services.broker.core.attempts import Attempt
     from services.broker.core.flow import Flow
     from services.broker.core.tree import Node

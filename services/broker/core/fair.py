@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose turn it is: priorities first, then weighted fair shares between tenants, then equal ones between a tenant's
-flows.
+"""Whose turn it is: priorities, then weighted fair shares of tenants, then equal shares of a tenant's flows.
 
 Shares are virtual time: whoever was given least, by weight, goes next. A flow that comes back after a pause starts at
 the smallest virtual time of those that wait, so that idle time is not saved up. A flow that waits rises by one

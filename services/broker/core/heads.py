@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from services.broker.core.attempts import Attempt
     from services.broker.core.entry import Entry
-    from services.broker.core.flow import Flow
     from services.broker.core.tree import Node
     from services.broker.core.workers import Worker
 
@@ -75,6 +74,10 @@ class Head:
                 return head
             head = head.above()
         return None
+
+    def may_be_led(self) -> bool:
+        """Whether somebody may lead it now: nobody does, nor any head over it."""
+        return self.state is HeadState.BARE and self.leading_above() is None
 
     def lead(self, leader: Attempt) -> None:
         """Makes the attempt compute this head and every BARE one over it."""
@@ -142,10 +145,9 @@ Queue = list[tuple[int, int, int, Head]]
 class Run:
     """What one worker has of one flow: its heads, and which of them can be taken from."""
 
-    __slots__ = ("at", "flow", "followers", "handed", "heads", "leaders", "root_turn", "searched", "worker")
+    __slots__ = ("at", "followers", "handed", "heads", "leaders", "root_turn", "searched", "worker")
 
-    def __init__(self, flow: Flow, worker: Worker) -> None:
-        self.flow = flow
+    def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.heads: set[Head] = set()
         self.followers: Queue = []
@@ -156,7 +158,7 @@ class Run:
         """Things that another worker came across first and left to this one, which holds their start; with the node
         that they lie under. Newest last."""
         self.at: Node | None = None
-        """Where `Flow.next` found its answer."""
+        """Where `Ownership.next` found its answer."""
         self.root_turn = False
         """Whether the last thing taken was overdue at the root."""
         self.searched = -1
@@ -165,10 +167,8 @@ class Run:
     def top(self, may_lead: bool, now: float, overdue_s: float) -> Head | None:
         """Returns the head to take from now; None where there is none.
 
-        A claim that has gone on for `overdue_s` is renewed and so goes behind the others.
-
-        Args:
-            may_lead: Whether a leader may go.
+        A claim that has gone on for `overdue_s` is renewed and so goes behind the others. Heads below which nothing
+        can go but a leader count only where one `may_lead`.
         """
         late = now - overdue_s
         follower = self._first(self.followers, late, now)
@@ -184,12 +184,7 @@ class Run:
         head.wake()
 
     def open(self, node: Node, claim: Claim, held_tokens: int) -> Head:
-        """Makes this worker an owner of a node.
-
-        Args:
-            claim: The claim that it belongs to.
-            held_tokens: How much of the node's prefix the worker is believed to hold already.
-        """
+        """Makes this worker an owner of a node, of whose prefix it is believed to hold `held_tokens` already."""
         state = HeadState.HELD if held_tokens >= node.depth else HeadState.BARE
         above = node.parent.heads.get(self.worker.id) if node.parent is not None else None
         if above is not None and above.state is not HeadState.HELD:
@@ -208,12 +203,16 @@ class Run:
 
     def can_take_all(self) -> bool:
         """Whether its worker has room now for everything directly below its heads."""
-        count = tokens = 0
-        for head in self.heads:
-            for _, _, entry in head.node.entries:
-                count += 1
-                tokens += entry.tail_tokens + entry.work.samples * entry.work.max_tokens
-        return self.worker.has_room_for(count, tokens)
+        worker = self.worker
+        count = sum(len(head.node.entries) for head in self.heads)
+        if not worker.has_room_for(count, 0):
+            return False
+        tokens = sum(
+            entry.tail_tokens + entry.work.samples * entry.work.max_tokens
+            for head in self.heads
+            for _, _, entry in head.node.entries
+        )
+        return worker.has_room_for(count, tokens)
 
     def close(self, head: Head) -> None:
         """Forgets a head whose node, or whose worker, is gone."""

@@ -83,6 +83,8 @@ class Holdings:
         """Returns the workers believed to hold the start of a prompt, and how much of it.
 
         Args:
+            digests: Engines that may serve it.
+            salt: Its salt.
             raw: The prompt, int32 bytes.
             blocks: Block size of each engine, in tokens.
         """
@@ -181,8 +183,9 @@ class Holdings:
             self._drop(node)
 
     def _drop(self, node: _Node) -> None:
-        assert node.parent is not None and not node.children  # noqa: S101 -- leaves first
-        del node.parent.children[node.key]
+        """Takes a leaf away."""
+        if node.parent is not None:
+            del node.parent.children[node.key]
         self.bytes -= len(node.edge) + _NODE_BYTES
 
 

@@ -36,8 +36,8 @@ class CoreMetrics:
         telemetry.observe(names.BROKER_IN_FLIGHT, self._in_flight)
         telemetry.observe(names.BROKER_NODES, lambda: ((len(decision.scheduler.workers), {}),))
         telemetry.observe(names.BROKER_TOKENS, self._tokens)
-        telemetry.observe(names.BROKER_LATE_RESULTS, lambda: ((decision.counters.late_results, {}),))
-        telemetry.observe(names.BROKER_LOST_ATTEMPTS, lambda: ((decision.counters.lost_attempts, {}),))
+        telemetry.observe(names.BROKER_LATE_RESULTS, lambda: ((decision.requests.counters.late_results, {}),))
+        telemetry.observe(names.BROKER_LOST_ATTEMPTS, lambda: ((decision.requests.counters.lost_attempts, {}),))
 
     def waited(self, lane: Lane, seconds: float) -> None:
         """A request was dispatched for the first time.
@@ -61,7 +61,7 @@ class CoreMetrics:
         return [(len(worker.outstanding), {"node": worker.node_id}) for worker in workers]
 
     def _tokens(self) -> Reading:
-        counters = self._decision.counters
+        counters = self._decision.requests.counters
         return [
             (counters.logical_tokens, {"kind": "logical"}),
             (counters.computed_tokens, {"kind": "computed"}),

@@ -16,11 +16,11 @@ from services.broker.core import ids
 from services.broker.core.attempts import Attempt
 from services.broker.core.entry import Entry, State
 from services.broker.core.fair import FairOrder
-from services.broker.core.flow import Flow, FlowKey, FlowRules
+from services.broker.core.flow import Flow, FlowKey
 from services.broker.core.heads import HeadState
 from services.broker.core.holdings import Holdings
 from services.broker.core.loss import Apart, RetryBudget, Suspects
-from services.broker.core.timers import Timers
+from services.broker.core.ownership import FlowRules
 from services.broker.core.workers import Amount
 from services.broker.work import Lane
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from services.broker.core.heads import Head, Run
     from services.broker.core.settings import CoreSettings
+    from services.broker.core.timers import Timers
     from services.broker.core.tree import Placed
     from services.broker.core.workers import EngineFacts, Worker
 
@@ -58,9 +59,7 @@ class Scheduler:
         self._timers = timers
         self._engines = engines
         self._too_large = too_large
-        self._rules = FlowRules(
-            settings.ageing_s, settings.overdue_s, settings.decode_weight, settings.join_factor
-        )
+        self._rules = FlowRules(settings.ageing_s, settings.overdue_s, settings.decode_weight, settings.join_factor)
         self._lanes = {
             lane: FairOrder(settings.tenant_weights, settings.ageing_s) for lane in (Lane.INTERACTIVE, Lane.BULK)
         }
@@ -78,13 +77,13 @@ class Scheduler:
         self.workers[worker.id] = worker
         for flow in self.flows.values():
             if worker.facts.digest in flow.key.digests:
-                flow.add_worker(worker)
+                flow.owners.add_worker(worker)
 
     def retire_worker(self, worker: Worker) -> None:
         """Gives a worker nothing more; what it has goes on."""
         worker.serving = False
         for flow in self.flows.values():
-            flow.remove_worker(worker.id)
+            flow.owners.remove_worker(worker.id)
         self.holdings.forget(worker)
 
     def remove_worker(self, worker: Worker) -> None:
@@ -239,7 +238,7 @@ class Scheduler:
         for flow in turns:
             if worker.full_for_bulk and not flow.interactive:
                 return None
-            run = flow.runs.get(worker.id)
+            run = flow.owners.runs.get(worker.id)
             if run is None:
                 continue
             attempt = self._from_flow(worker, flow, run, now)
@@ -250,7 +249,7 @@ class Scheduler:
     def _from_flow(self, worker: Worker, flow: Flow, run: Run, now: float) -> Attempt | None:
         """Takes the next thing of a flow that fits: a leader as long as one may go, else a follower."""
         may_lead = worker.may_lead(0)
-        while (entry := flow.next(run, now, may_lead=may_lead)) is not None:
+        while (entry := flow.owners.next(run, now, may_lead=may_lead)) is not None:
             cost = _cost(entry)
             head = flow.head_over(entry, worker)
             leads = head is not None and head.state is not HeadState.HELD
@@ -272,9 +271,7 @@ class Scheduler:
         to_compute = entry.prompt_tokens - flow.held_tokens(entry, worker)
         return worker.may_lead(to_compute) and worker.plan.fits_head(_private(worker, entry))
 
-    def _fits(
-        self, worker: Worker, flow: Flow, entry: Entry, head: Head | None, cost: Amount, now: float
-    ) -> bool:
+    def _fits(self, worker: Worker, flow: Flow, entry: Entry, head: Head | None, cost: Amount, now: float) -> bool:
         if flow.interactive:
             return worker.ledger.fits(cost)
         if not worker.outstanding:
@@ -284,15 +281,11 @@ class Scheduler:
             return False
         return worker.plan.fits(_private(worker, entry) + (head.idle_tokens() if head is not None else 0))
 
-    def _dispatch(
-        self, worker: Worker, flow: Flow, run: Run, entry: Entry, cost: Amount, now: float
-    ) -> Attempt:
+    def _dispatch(self, worker: Worker, flow: Flow, run: Run, entry: Entry, cost: Amount, now: float) -> Attempt:
         attempt = self._attempt(worker, entry, cost)
         attempt.head_tokens = flow.held_tokens(entry, worker)
         flow.take(run, entry, attempt)
-        attempt.reports_context = bool(worker.facts.block_tokens) and (
-            bool(attempt.leads) or flow.waiting < _TRICKLE
-        )
+        attempt.reports_context = bool(worker.facts.block_tokens) and (bool(attempt.leads) or flow.waiting < _TRICKLE)
         if attempt.leads:
             attempt.leading = entry.prompt_tokens - attempt.head_tokens
             worker.leading += attempt.leading
@@ -353,9 +346,9 @@ class Scheduler:
 
     def _pass_on(self, flow: Flow, run: Run, entry: Entry, cost: Amount) -> None:
         """This worker could never take the entry: another one does, or nobody can."""
-        for other in flow.runs.values():
+        for other in flow.owners.runs.values():
             if other is not run and other.worker.ledger.could_fit(cost):
-                flow.hand_on(run, entry, other)
+                flow.owners.hand_on(run, entry, other)
                 return
         self._too_large(entry, cost)
 
@@ -382,7 +375,7 @@ class Scheduler:
         )
         for worker in self.workers.values():
             if worker.serving and worker.facts.digest in key.digests:
-                flow.add_worker(worker)
+                flow.owners.add_worker(worker)
         return flow
 
     def _blocks(self, digests: frozenset[str]) -> dict[str, int]:

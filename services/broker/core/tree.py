@@ -31,8 +31,21 @@ class Node:
     """A shared part of prompts: its edge, and everything below."""
 
     __slots__ = (
-        "born", "chain", "children", "decode", "depth", "edge", "entries", "heads", "key", "live", "opened", "parent",
-        "subtrees", "tokens", "waiting",
+        "born",
+        "chain",
+        "children",
+        "decode",
+        "depth",
+        "edge",
+        "entries",
+        "heads",
+        "key",
+        "live",
+        "opened",
+        "parent",
+        "subtrees",
+        "tokens",
+        "waiting",
     )
 
     def __init__(self, parent: Node | None, key: int, edge: bytes, chain: int, born: float) -> None:
@@ -315,4 +328,3 @@ class WaitingTree:
 
 
 _NOTHING_NEW = Placed([], None)
-

@@ -95,8 +95,7 @@ def _apply_tokens(deltas: wire.TokenDeltas, decision: Decision, worker: Worker) 
     bounds = np.append(np.cumsum(counts)[first] - counts[first], len(ids)).tolist()
     for index, (handle, sample) in enumerate(zip(handles[first].tolist(), samples[first].tolist(), strict=True)):
         begin, end = bounds[index], bounds[index + 1]
-        decision.tokens(
-            worker, handle, sample, ids[begin:end], None if logprobs is None else logprobs[begin:end])
+        decision.tokens(worker, handle, sample, ids[begin:end], None if logprobs is None else logprobs[begin:end])
 
 
 def _sample(sample: wire.SampleResult) -> SampleEnd:

@@ -160,4 +160,3 @@ class WorkerLink:
                     await call.write(self._out.popleft())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             call.cancel()  # the reader hears the reason
-

@@ -159,13 +159,28 @@ class Worker:
     """One worker, from the moment its stream is up until it ends."""
 
     __slots__ = (
-        "apart", "claims", "clock", "facts", "full", "full_for_bulk", "heard", "id", "leading", "ledger", "node_id",
-        "nudged", "outstanding", "plan", "pool_tokens", "progress_tick", "progressed", "quiet", "serving",
+        "apart",
+        "claims",
+        "clock",
+        "facts",
+        "full",
+        "full_for_bulk",
+        "heard",
+        "id",
+        "leading",
+        "ledger",
+        "node_id",
+        "nudged",
+        "outstanding",
+        "plan",
+        "pool_tokens",
+        "progress_tick",
+        "progressed",
+        "quiet",
+        "serving",
     )
 
-    def __init__(
-        self, node_id: str, facts: EngineFacts, *, pool_tokens: int, credit: Amount, now: float
-    ) -> None:
+    def __init__(self, node_id: str, facts: EngineFacts, *, pool_tokens: int, credit: Amount, now: float) -> None:
         self.id = f"{node_id}#{next(_numbers)}"
         """Names this stream: a node that comes back is another worker."""
         self.node_id = node_id
@@ -204,8 +219,11 @@ class Worker:
         return self.serving and not self.quiet and self.apart is None and not full
 
     def may_lead(self, tokens: int) -> bool:
-        """Whether a leader with so many tokens to compute may go: the prompts that others wait for are paced to what
-        the engine computes in two steps, so that siblings follow while their head is warm."""
+        """Whether a leader with so many tokens to compute may go.
+
+        Prompts that others wait for are paced to what the engine computes in two steps, so that siblings follow while
+        their head is warm.
+        """
         return not self.leading or self.leading + tokens <= 2 * self.facts.step_token_budget
 
     def has_room(self) -> None:
