@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests of the llama backend, stepped directly. Included where that backend is built.
 #
-# IFAB_TEST_LLAMA_ENGINE is the directory of a real engine; some tests skip, and say so, without one.
-set(IFAB_TEST_LLAMA_ENGINE "" CACHE PATH "Directory of a llama engine that the tests may use")
+# IFAB_TEST_LLAMA_ENGINE is the directory of a real engine; some tests skip, and say so, where there is none.
+get_filename_component(default_engine "${CMAKE_CURRENT_SOURCE_DIR}/../../build/engines/smollm2-135m" ABSOLUTE)
+set(IFAB_TEST_LLAMA_ENGINE "${default_engine}" CACHE PATH "Directory of a llama engine that the tests may use")
 
 add_library(ifab_llama_test_support STATIC llama_support/driver.cpp llama_support/tiny_engine.cpp)
 target_link_libraries(ifab_llama_test_support
@@ -17,13 +18,9 @@ target_link_libraries(ifab_tiny_llama_directory PRIVATE ifab_llama_test_support 
 function(ifab_llama_test name)
   add_executable(${name} ${name}.cpp)
   target_link_libraries(${name} PRIVATE ${ARGN} ifab_llama_test_support ifab_options GTest::gtest_main)
-  set(environment "")
-  if(IFAB_TEST_LLAMA_ENGINE)
-    set(environment "IFAB_TEST_LLAMA_ENGINE=${IFAB_TEST_LLAMA_ENGINE}")
-  endif()
   # They take turns: each steps with two threads.
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
-    PROPERTIES TIMEOUT 280 RESOURCE_LOCK llama ENVIRONMENT "${environment}")
+    PROPERTIES TIMEOUT 280 RESOURCE_LOCK llama ENVIRONMENT "IFAB_TEST_LLAMA_ENGINE=${IFAB_TEST_LLAMA_ENGINE}")
 endfunction()
 
 ifab_llama_test(llama_reproducible_test)
@@ -32,3 +29,6 @@ ifab_llama_test(llama_cache_test)
 ifab_llama_test(llama_config_test ifab_engine nlohmann_json::nlohmann_json)
 ifab_llama_test(llama_sampler_test)
 ifab_llama_test(llama_guide_test)
+ifab_llama_test(llama_allocation_test)
+target_link_options(llama_allocation_test PRIVATE
+  -Wl,--wrap=llama_decode,--wrap=llama_memory_seq_cp,--wrap=llama_memory_seq_rm)

@@ -176,7 +176,8 @@ void Driver::failed(uint64_t request_id, const Status& status) {
 
 std::filesystem::path real_engine() {
   const char* path = std::getenv("IFAB_TEST_LLAMA_ENGINE");
-  return path == nullptr ? "" : path;
+  if (path == nullptr || !std::filesystem::exists(std::filesystem::path(path) / "contract.json")) return {};
+  return path;
 }
 
 bool long_tests() {

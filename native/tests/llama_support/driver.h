@@ -104,7 +104,7 @@ class Driver final : public Sink {
   std::vector<std::string> violations_;
 };
 
-// The engine directory that IFAB_TEST_LLAMA_ENGINE names; empty where it names none.
+// The engine directory that IFAB_TEST_LLAMA_ENGINE names; empty where there is none.
 std::filesystem::path real_engine();
 // Whether IFAB_TEST_LONG asks for the long form of tests.
 bool long_tests();
