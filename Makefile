@@ -29,7 +29,7 @@ engine: build ## Make the engine directory of the small CPU model, once.
 	@$(bin)/ifab engine build $(engine)
 
 run: engine ## Run the bundled bulk job through three real services; writes results.jsonl.
-	@$(bin)/ifab bulk run examples/prompts.jsonl -o results.jsonl --up --engine $(engine)
+	@$(bin)/ifab bulk run examples/prompts.jsonl -o results.jsonl --up --fresh --engine $(engine)
 
 up: engine ## Keep the three services up and print grpcurl lines.
 	@$(bin)/ifab up --engine $(engine)

@@ -1,44 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ifab bulk`: jobs of many rows."""
+"""`ifab bulk run`: a job from file to results."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import asyncio
+import os
+import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-import grpc
 import orjson
 import typer
 
-from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from services.cli import options, progress
-from services.cli.files.rows import read_rows
+from services.cli.files.formats import Format, rows_of
+from services.cli.files.opening import look
 from services.cli.job import JobOutcome, run_job
+from services.cli.jobs import verbs, whole
+from services.cli.jobs.calls import Jobs
+from services.cli.jobs.document import job_report
+from services.cli.jobs.output import errors_beside
+from services.cli.jobs.spec import Wishes
 from services.cli.ready import serving_engines
 from services.cli.results import report_document
 from services.cli.running import CommandError, run, sentence, write_columns, write_json
 from services.cli.suite import Plan, Suite
-from services.common.rpc import channel, translated
-
-_CALL_S = 5.0
+from services.common.rpc import channel
 
 app = typer.Typer(no_args_is_help=True, help="Run jobs of many rows.")
+verbs.add_to(app)
 
 
 @app.command("run")
 def run_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Rows, one JSON object a line.")],
+    file: verbs.File,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where results go, one a row.")],
+    errors: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where rows go that failed; OUTPUT.errors.jsonl if absent.")
+    ] = None,
+    format_: verbs.FormatOption = Format.AUTO,
     broker: options.Broker = options.BROKER_ADDRESS,
+    provisioner: options.Provisioner = options.PROVISIONER_ADDRESS,
     up: Annotated[bool, typer.Option("--up", help="Start a suite for this job, and stop it afterwards.")] = False,
     engine: options.Engines = [options.ENGINE_DIRECTORY],  # noqa: B006 -- typer reads it, nobody writes to it
-    job_id: Annotated[str, typer.Option("--job", help="Name of the job in logs and the report.")] = "",
-    window: Annotated[int, typer.Option(min=1, max=1_000_000, help="Most rows sent and not yet answered.")] = 4096,
-    silence: Annotated[float, typer.Option(min=1, help="Seconds without any result that end the job.")] = 300.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run everything again, whatever an earlier run left.")] = False,
+    job_id: verbs.JobName = "",
+    tenant: verbs.Tenant = "",
+    priority: verbs.Priority = None,
+    deadline: verbs.Deadline = None,
+    engine_id: verbs.EngineId = "",
+    engine_digest: verbs.EngineDigest = "",
+    any_digest: verbs.AnyDigest = False,
+    defaults: verbs.Defaults = "",
+    window: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Most rows open at a broker that keeps no jobs.")
+    ] = 4096,
+    silence: verbs.Silence = 300.0,
     logs: options.Logs = options.LOG_DIRECTORY,
     grace: options.Grace = 10.0,
     start_limit: options.StartLimit = 120.0,
@@ -46,85 +65,127 @@ def run_command(
 ) -> None:
     """Run every row of FILE, write one result each, and print what the job cost.
 
-    A row is {"id": "a", "prompt": "The capital of France is", "max_tokens": 8}; docs/bulk.md has its other fields. One
-    that is wrong becomes a result with an error and stops nothing. Results come in the order in which rows end.
+    A row is {"id": "a", "prompt": "The capital of France is", "max_tokens": 8}; docs/bulk.md has its other fields and
+    the other formats. One that is wrong becomes an error and stops nothing. Killed at any moment, the same command goes
+    on where it was.
 
     Example: ifab bulk run examples/prompts.jsonl -o results.jsonl
     """
-    job_id = job_id or f"{file.stem}-{time.strftime('%Y%m%dT%H%M%S')}"
     plan = Plan(tuple(engine), logs, grace_s=grace, start_limit_s=start_limit) if up else None
-    run(_run(_Job(file, output, broker, plan, job_id, window, silence), as_json), as_json=as_json)
+    wishes = Wishes(job_id, tenant, priority, deadline, engine_id, engine_digest, any_digest, defaults)
+    command = _Command(
+        str(file), format_, output, errors or errors_beside(output), wishes, broker, provisioner, plan, fresh, window,
+        silence,
+    )  # fmt: skip
+    run(_run(command, as_json), as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    file: Path
+class _Command:
+    file: str
+    format: Format
     output: Path
+    errors: Path
+    wishes: Wishes
     broker: str
+    provisioner: str
     suite: Plan | None
-    job_id: str
+    fresh: bool
     window: int
     silence_s: float
 
 
-async def _run(job: _Job, as_json: bool) -> None:
+async def _run(command: _Command, as_json: bool) -> None:
     try:
-        outcome = await _outcome(job)
+        _check_files(command)
+        async with AsyncExitStack() as stack:
+            broker, provisioner = command.broker, command.provisioner
+            if command.suite is not None:
+                suite = await stack.enter_async_context(Suite(command.suite))
+                await serving_engines(suite, limit_s=command.suite.start_limit_s)
+                broker, provisioner = suite.broker.address, suite.provisioner.address
+            to_broker = await stack.enter_async_context(channel(broker))
+            jobs = Jobs(to_broker, command.wishes.tenant)
+            kept = await jobs.served()  # before older results are overwritten
+            given = await whole.open_input(command.file, command.format, command.wishes, to_broker, provisioner)
+            verbs.say(given.source.note)
+            tell = stack.enter_context(progress.shown(as_json=as_json))
+            if kept:
+                report = await _kept(jobs, given, command, tell)
+            else:
+                report = await _streamed(to_broker, given, command, tell)
     except OSError as error:
-        raise CommandError(f"{error.filename or job.output}: {error.strerror}") from error
+        raise CommandError(f"{error.filename or command.output}: {error.strerror}") from error
+    _print_report(report, command, as_json=as_json)
+
+
+def _check_files(command: _Command) -> None:
+    """Finds out what can be known before anything is started."""
+    look(command.file)
+    for path in (command.output, command.errors):
+        if path.exists() and os.path.exists(command.file) and path.samefile(command.file):
+            raise CommandError(f"{path} is the input; name another file for the results")
+
+
+async def _kept(jobs: Jobs, given: whole.Input, command: _Command, tell: whole.Tell) -> dict[str, Any]:
+    """Runs the file as a job that the broker keeps."""
+    files = command.output, command.errors
+    try:
+        job = await whole.run_whole(jobs, given, files, tell, command.silence_s, fresh=command.fresh)
+    except asyncio.CancelledError:
+        verbs.say(f"the job {given.spec.job_id} is kept; the same command goes on where it was")
+        raise
+    return job_report(job)
+
+
+async def _streamed(to_broker: Any, given: whole.Input, command: _Command, tell: whole.Tell) -> dict[str, Any]:
+    """Runs the file over one stream, for a broker that keeps no jobs: nothing outlives this process then."""
+    if given.layout.batch is not None:
+        raise CommandError("batch files are run as jobs, and this broker keeps none: its setting `journal` is empty")
+    job_id = given.spec.job_id
+    with (
+        rows_of(given.source, given.layout) as rows,
+        command.output.open("wb") as results,
+        command.errors.open("wb") as errors,
+    ):
+        deliver = _writer(results, errors, tell, given.survey.lines)
+        outcome = await run_job(
+            to_broker, rows, deliver, job_id=job_id, window=command.window, silence_s=command.silence_s
+        )
+    if not outcome.failed:
+        command.errors.unlink()
     if outcome.broken_by is not None:
-        raise CommandError(
-            f"the job broke off: {sentence(outcome.broken_by)}; {outcome.rows - outcome.failed} of {outcome.rows} rows "
-            f"are done, the others stand in {job.output} with an error"
-        )
-    _print_report(report_document(job.job_id, outcome), job.output, as_json=as_json)
+        raise _broken(outcome, command)
+    return report_document(job_id, outcome)
 
 
-async def _outcome(job: _Job) -> JobOutcome:
-    total = _count_rows(job.file, not_=job.output)
-    async with AsyncExitStack() as stack:
-        broker = job.broker
-        if job.suite is not None:
-            suite = await stack.enter_async_context(Suite(job.suite))
-            await serving_engines(suite, limit_s=job.suite.start_limit_s)
-            broker = suite.broker.address
-        to_broker = await stack.enter_async_context(channel(broker))
-        await _check_reachable(to_broker)  # before older results are overwritten
-        source = stack.enter_context(job.file.open("rb"))
-        sink = stack.enter_context(job.output.open("wb"))
-        deliver = _writer(sink, stack.enter_context(progress.shown(total)))
-        return await run_job(
-            to_broker, read_rows(source), deliver, job_id=job.job_id, window=job.window, silence_s=job.silence_s
-        )
+def _broken(outcome: JobOutcome, command: _Command) -> CommandError:
+    why = sentence(outcome.broken_by) if outcome.broken_by else ""
+    done = outcome.rows - outcome.failed
+    return CommandError(
+        f"the job broke off: {why}; {done} of {outcome.rows} rows are done, the others stand in {command.errors}"
+    )
 
 
-async def _check_reachable(to_broker: grpc.aio.Channel) -> None:
-    stub = broker_service_pb2_grpc.BrokerServiceStub(to_broker)
-    with translated():
-        await stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=_CALL_S)
-
-
-def _writer(sink: BinaryIO, tell: Callable[[int, int], None]) -> Callable[[dict[str, Any]], None]:
-    done = failed = 0
+def _writer(results: BinaryIO, errors: BinaryIO, tell: whole.Tell, total: int) -> Any:
+    done = failed = generated = prompt = computed = 0
 
     def deliver(document: dict[str, Any]) -> None:
-        nonlocal done, failed
-        sink.write(orjson.dumps(document) + b"\n")
+        nonlocal done, failed, generated, prompt, computed
+        wrong = "error" in document
+        (errors if wrong else results).write(orjson.dumps(document) + b"\n")
         done += 1
-        failed += "error" in document
-        tell(done, failed)
+        failed += wrong
+        usage = document.get("usage", {})
+        generated += usage.get("generated_tokens", 0)
+        prompt += usage.get("prompt_tokens", 0)
+        computed += usage.get("computed_tokens", 0)
+        tell(progress.Reading("running", done, total, failed, generated, prompt, computed))
 
     return deliver
 
 
-def _count_rows(file: Path, *, not_: Path) -> int:
-    if not_.exists() and not_.samefile(file):
-        raise CommandError(f"{not_} is the input; name another file for the results")
-    with file.open("rb") as source:
-        return sum(1 for line in source if line.strip())
-
-
-def _print_report(report: dict[str, Any], output: Path, *, as_json: bool) -> None:
+def _print_report(report: dict[str, Any], command: _Command, *, as_json: bool) -> None:
     if not as_json:
         write_columns(
             [
@@ -135,7 +196,9 @@ def _print_report(report: dict[str, Any], output: Path, *, as_json: bool) -> Non
                 ("tokens generated", f"{report['generated_tokens']:,}"),
                 ("time", f"{report['wall_s']:,.1f} s"),
                 ("tokens generated a second", f"{report['tokens_per_s']:,.1f}"),
-                ("results", str(output)),
+                ("results", str(command.output)),
+                *([("errors", str(command.errors))] if report["failed"] else []),
             ]
         )
+        sys.stdout.flush()
     write_json(report)

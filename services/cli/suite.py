@@ -41,6 +41,8 @@ class Plan:
     provisioner: str = _FREE
     workers: tuple[str, ...] = ()
     """Where each worker listens; free ports where empty."""
+    journal: Path | None = None
+    """Where the broker keeps jobs; `jobs.sqlite` beside the logs where absent."""
     grace_s: float = 10.0
     """Time that each service gets to finish what it has, in seconds."""
     start_limit_s: float = 120.0
@@ -143,7 +145,8 @@ class Suite:
         for number, (engine, listen) in enumerate(zip(plan.engines, listens, strict=True), start=1):
             node = f"local-{number}"
             await self._spawn("worker", node, listen, *peers, "--engine-dir", str(engine), "--node-id", node)
-        await self._spawn("broker", "broker", plan.broker, *peers)
+        journal = plan.journal or plan.logs / "jobs.sqlite"
+        await self._spawn("broker", "broker", plan.broker, *peers, "--journal", str(journal.absolute()))
 
     async def _spawn(self, kind: str, name: str, listen: str, *flags: str) -> Service:
         """Starts one service and returns once it listens."""

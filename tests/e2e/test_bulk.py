@@ -47,10 +47,12 @@ def test_the_bundled_job_with_a_suite_of_its_own(engine: Path, tmp_path: Path) -
     assert report["prompt_tokens_computed"] < report["prompt_tokens_bound"] + 4 * 64
     assert report["prompt_tokens_computed"] < report["prompt_tokens_logical"] / 5
     assert all(row["finish_reason"] in {"stop", "length"} and "\n" not in row["text"] for row in rows.values())
-    assert "256 of 256 rows" in done.stderr, "plain lines where stderr is no terminal"
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (events[-1]["rows"], events[-1]["total"], events[-1]["failed"]) == (len(asked), len(asked), 0)
+    assert events[-1]["prefix_saving"] > 0.8
 
 
-def test_wrong_rows_are_results_and_the_others_finish(suite: RunningSuite, tmp_path: Path) -> None:
+def test_wrong_rows_are_errors_in_their_own_file_and_the_others_finish(suite: RunningSuite, tmp_path: Path) -> None:
     lines = [json.dumps({"id": f"r{number}", "prompt": f"Row {number}:", "max_tokens": 2}) for number in range(20)]
     lines[3] = "no json"
     lines[5] = json.dumps({"id": "typo", "prompt": "x", "max_token": 2})
@@ -62,7 +64,8 @@ def test_wrong_rows_are_results_and_the_others_finish(suite: RunningSuite, tmp_p
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["requests"], report["failed"]) == (20, 4)
-    errors = {name: row["error"] for name, row in results(output).items() if "error" in row}
+    assert len(results(output)) == 16
+    errors = {name: row["error"] for name, row in results(tmp_path / "results.errors.jsonl").items()}
     assert set(errors) == {"line-4", "typo", "empty", "long"}
     assert {error["code"] for error in errors.values()} == {"INVALID_ARGUMENT"}
     assert "2000" in errors["long"]["fields"][0]["description"]

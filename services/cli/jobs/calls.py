@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the JobService, for one tenant. Every one may be repeated, so what a broker's absence ended is."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from google.rpc import code_pb2
+
+from ifabric.broker.v1 import job_service_pb2 as pb
+from ifabric.broker.v1 import job_service_pb2_grpc
+from services.common.backoff import Backoff
+from services.common.errors import FabricError, NotFoundError, ResourceExhaustedError, UnavailableError
+from services.common.rpc import translated
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    import grpc
+
+_CALL_S = 10.0
+_SEAL_S = 600.0
+_PAGE = 1000
+_QUIET_S = 60.0
+"""A stream that stood for so long was well, even where nothing came over it."""
+ENDED = frozenset({pb.JOB_STATE_COMPLETED, pb.JOB_STATE_CANCELLED})
+"""States in which nothing happens any more."""
+
+
+class Jobs:
+    """The jobs of one tenant.
+
+    Every method raises the FabricError that the broker answers with.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, tenant: str = "") -> None:
+        self.tenant = tenant
+        self.stub = job_service_pb2_grpc.JobServiceStub(channel)
+
+    async def served(self) -> bool:
+        """Whether this broker keeps jobs."""
+        try:
+            await self._call(self.stub.ListJobs, pb.ListJobsRequest(tenant=self.tenant, page_size=1))
+        except FabricError as error:
+            if error.code == code_pb2.UNIMPLEMENTED:
+                return False
+            raise
+        return True
+
+    async def get(self, job_id: str) -> pb.Job:
+        """The job as it is."""
+        return await self._job(self.stub.GetJob, pb.GetJobRequest(job_id=job_id, tenant=self.tenant))
+
+    async def find(self, job_id: str) -> pb.Job | None:
+        """The job as it is, or None where there is none."""
+        try:
+            return await self.get(job_id)
+        except NotFoundError:
+            return None
+
+    async def create(self, spec: pb.JobSpec) -> pb.Job:
+        """Makes a job, or finds that it is there."""
+        return await self._job(self.stub.CreateJob, pb.CreateJobRequest(spec=spec))
+
+    async def seal(self, job_id: str, row_count: int) -> pb.Job:
+        """Lets a job run that has all its rows."""
+        request = pb.SealJobRequest(job_id=job_id, tenant=self.tenant, row_count=row_count)
+        return await self._job(self.stub.SealJob, request, timeout_s=_SEAL_S)
+
+    async def pause(self, job_id: str) -> pb.Job:
+        """Stops dispatching a job."""
+        return await self._job(self.stub.PauseJob, pb.PauseJobRequest(job_id=job_id, tenant=self.tenant))
+
+    async def resume(self, job_id: str) -> pb.Job:
+        """Lets a paused job go on."""
+        return await self._job(self.stub.ResumeJob, pb.ResumeJobRequest(job_id=job_id, tenant=self.tenant))
+
+    async def set_priority(self, job_id: str, priority: int) -> pb.Job:
+        """Changes the priority of a job."""
+        request = pb.UpdateJobRequest(job_id=job_id, tenant=self.tenant, priority=priority)
+        return await self._job(self.stub.UpdateJob, request)
+
+    async def cancel(self, job_id: str) -> pb.Job:
+        """Ends a job."""
+        return await self._job(self.stub.CancelJob, pb.CancelJobRequest(job_id=job_id, tenant=self.tenant))
+
+    async def delete(self, job_id: str) -> None:
+        """Removes an ended job."""
+        await self._call(self.stub.DeleteJob, pb.DeleteJobRequest(job_id=job_id, tenant=self.tenant))
+
+    async def listed(self) -> AsyncIterator[pb.Job]:
+        """Yields all jobs, newest first."""
+        token = ""
+        while True:
+            request = pb.ListJobsRequest(tenant=self.tenant, page_size=_PAGE, page_token=token)
+            reply = await self._call(self.stub.ListJobs, request)
+            for job in reply.jobs:
+                yield job
+            token = reply.next_page_token
+            if not token:
+                return
+
+    async def _job(self, method: Callable[..., Awaitable[Any]], request: Any, *, timeout_s: float = _CALL_S) -> pb.Job:
+        reply = await self._call(method, request, timeout_s=timeout_s)
+        job: pb.Job = reply.job
+        return job
+
+    async def _call(self, method: Callable[..., Awaitable[Any]], request: Any, *, timeout_s: float = _CALL_S) -> Any:
+        with translated():
+            return await method(request, timeout=timeout_s)
+
+
+class Patience:
+    """How long a command puts up with a broker that does not answer, or has no room.
+
+        while True:
+            try:
+                … patience.progress() …
+            except FabricError as error:
+                await patience.wait(error)
+
+    Args:
+        limit_s: Time of failing without any progress after which the command gives up, in seconds.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._backoff = Backoff()
+        self._since: float | None = None
+        self._last = 0.0
+
+    def progress(self) -> None:
+        """Something came: the time starts over."""
+        self._since = None
+        self._backoff.reset()
+
+    async def wait(self, error: FabricError) -> None:
+        """Waits before the next attempt.
+
+        Raises:
+            FabricError: `error`, where trying again does not help or the time is up.
+        """
+        passing = isinstance(error, UnavailableError) or (
+            isinstance(error, ResourceExhaustedError) and error.retry_after_s is not None
+        )
+        now = time.monotonic()
+        if self._since is None or now - self._last > _QUIET_S:
+            self._since = now
+        self._last = now
+        if not passing or now - self._since > self._limit_s:
+            raise error
+        await self._backoff.wait()

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job from file to results, for `ifab bulk run` and `ifab bulk submit`.
+
+Whatever ends the command, the same command goes on: the job's name is made of what the file holds, the broker knows
+which rows it has, and the output says how many results there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
+from ifabric.broker.v1 import job_service_pb2 as pb
+from services.cli.files.chat import ChatEngine, fetch_chat_engine
+from services.cli.files.formats import Format, Layout, layout, rows_of
+from services.cli.files.opening import Source, Survey, look, survey
+from services.cli.jobs.calls import ENDED, Jobs, Patience
+from services.cli.jobs.collect import check_continues, collect
+from services.cli.jobs.output import Output
+from services.cli.jobs.spec import Wishes, spec_of
+from services.cli.jobs.upload import upload
+from services.cli.progress import Reading, reading_of
+from services.cli.running import CommandError
+from services.common.errors import FabricError
+from services.common.rpc import translated
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    import grpc
+
+    Tell = Callable[[Reading], None]
+
+_CALL_S = 5.0
+_WITHOUT_ROWS = frozenset({pb.JOB_STATE_UPLOADING, pb.JOB_STATE_PAUSED, pb.JOB_STATE_STALLED})
+"""States in which a job may not have all its rows yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A file of rows, and how it is read."""
+
+    source: Source
+    survey: Survey
+    layout: Layout
+    chat: ChatEngine | None
+    wishes: Wishes
+    """What is asked of its job; where the file says the engine, that is in it."""
+
+    @property
+    def spec(self) -> pb.JobSpec:
+        """Of the job that runs the file."""
+        return spec_of(self.wishes, self.source, self.survey, self.layout)
+
+
+async def open_input(name: str, wanted: Format, wishes: Wishes, to_broker: grpc.aio.Channel, provisioner: str) -> Input:
+    """Looks at a file and gets what reading it takes.
+
+    Raises:
+        CommandError: The file cannot be read, or asks for an engine that does not serve, or for a template it lacks.
+        FabricError: A call failed.
+    """
+    source = look(name)
+    form = layout(source, wanted)
+    chat = None
+    if form.batch is not None and not (wishes.engine_id or wishes.engine_digest):
+        wishes = _with_engine(wishes, form.batch.model)
+        await _check_engine(to_broker, form.batch.model)
+    if form.needs_chat:
+        chat = await fetch_chat_engine(provisioner, wishes.engine_id)
+        wishes = _with_engine(wishes, chat.engine_id, chat.engine_digest)  # ids are of that engine's tokenizer
+    return Input(source, await asyncio.to_thread(survey, source), form, chat, wishes)
+
+
+async def submit(jobs: Jobs, given: Input, tell: Tell, silence_s: float) -> pb.Job:
+    """Makes the job of a file, or finds it, and gives it all its rows.
+
+    Raises:
+        CommandError: The file is not what it should be.
+        FabricError: The broker refuses, or did not answer for too long.
+    """
+    spec = given.spec
+    job = await jobs.find(spec.job_id) or await jobs.create(spec)
+    return await _fill(jobs, job, given, tell, silence_s) if job.state in _WITHOUT_ROWS else job
+
+
+async def run_whole(
+    jobs: Jobs, given: Input, files: tuple[Path, Path], tell: Tell, silence_s: float, *, fresh: bool
+) -> pb.Job:
+    """Runs a file to its end, from wherever an earlier command left it.
+
+    Args:
+        jobs: Where the job is, or will be.
+        given: The file.
+        files: Where results and errors go.
+        tell: Told how far the job is.
+        silence_s: Time without any answer of the broker after which the command gives up, in seconds.
+        fresh: Whether what is there is thrown away, the job and its results.
+
+    Raises:
+        CommandError: A file is not what it should be.
+        FabricError: The broker refuses, or did not answer for too long.
+        OSError: A file cannot be written.
+    """
+    spec = given.spec
+    job_id = spec.job_id
+    job = await jobs.find(job_id)
+    if job is not None and fresh:
+        await jobs.cancel(job_id)
+        await jobs.delete(job_id)
+        job = None
+    made = job is None
+    job = job or await jobs.create(spec)
+    with Output(*files, given.layout.shape(job.create_time.seconds), fresh=made) as output:
+        if not made:
+            await check_continues(jobs, job, output)
+        if job.state in _WITHOUT_ROWS:
+            job = await _fill(jobs, job, given, tell, silence_s)
+        total = job.durable_rows
+        watcher = asyncio.create_task(_tell_of(jobs, job_id, tell, total, silence_s))
+        try:
+            patience = Patience(silence_s)
+            while output.rows < total:
+                await collect(jobs, job_id, output, lambda: None, patience, follow=True)
+        finally:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+        output.flush()
+        job = await _ended(jobs, job_id, silence_s)
+        tell(reading_of(job, total))
+    return job
+
+
+async def watch(jobs: Jobs, job_id: str, silence_s: float) -> AsyncIterator[pb.Job]:
+    """Yields a job now and whenever it changes, until it has ended.
+
+    Raises:
+        FabricError: There is no such job, or the broker did not answer for too long.
+    """
+    patience = Patience(silence_s)
+    while True:
+        call = jobs.stub.WatchJob(pb.WatchJobRequest(job_id=job_id, tenant=jobs.tenant))
+        try:
+            with translated():
+                async for message in call:
+                    patience.progress()
+                    yield message.job
+            return
+        except FabricError as error:
+            await patience.wait(error)
+        finally:
+            call.cancel()
+
+
+async def _fill(jobs: Jobs, job: pb.Job, given: Input, tell: Tell, silence_s: float) -> pb.Job:
+    """Gives a job the rows that it lacks, and lets it run."""
+    patience = Patience(silence_s)
+    total = given.survey.lines
+    open_rows = partial(rows_of, given.source, given.layout, given.chat)
+
+    def told(durable: int) -> None:
+        tell(Reading("uploading", durable, max(total, durable)))
+
+    try:
+        rows = await upload(jobs, job, open_rows, told, patience)
+    except CommandError:
+        # What the file was is not what it is: nobody will ever send the rest of this job.
+        await jobs.cancel(job.spec.job_id)
+        await jobs.delete(job.spec.job_id)
+        raise
+    while True:
+        try:
+            return await jobs.seal(job.spec.job_id, rows)
+        except FabricError as error:
+            await patience.wait(error)
+
+
+async def _ended(jobs: Jobs, job_id: str, silence_s: float) -> pb.Job:
+    """The job, once it says that it has ended; its last result may be there a moment before."""
+    last = await jobs.get(job_id)
+    if last.state not in ENDED:
+        async for job in watch(jobs, job_id, silence_s):
+            last = job
+    return last
+
+
+async def _tell_of(jobs: Jobs, job_id: str, tell: Tell, total: int, silence_s: float) -> None:
+    async for job in watch(jobs, job_id, silence_s):
+        if job.state not in ENDED:
+            tell(reading_of(job, total))
+
+
+def _with_engine(wishes: Wishes, engine_id: str, engine_digest: str = "") -> Wishes:
+    return replace(wishes, engine_id=engine_id, engine_digest=engine_digest)
+
+
+async def _check_engine(to_broker: grpc.aio.Channel, engine_id: str) -> None:
+    stub = broker_service_pb2_grpc.BrokerServiceStub(to_broker)
+    with translated():
+        listed = await stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=_CALL_S)
+    names = sorted(engine.contract.engine_id for engine in listed.engines)
+    if engine_id not in names:
+        raise CommandError(
+            f"the file's model {engine_id!r} is no engine that serves; say which one is to answer with --engine-id "
+            f"({', '.join(names) or 'none serves now'})"
+        )
