@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -64,7 +65,8 @@ async def test_a_stream_is_never_tried_again_by_itself() -> None:
     add = provisioner_service_pb2_grpc.add_ProvisionerServiceServicer_to_server
     async with serving(add, shaky, PROVISIONER) as server, channel(server.address) as client:
         stream = provisioner_service_pb2_grpc.ProvisionerServiceStub(client).WatchNodes(
-            wire.WatchNodesRequest(), timeout=10)
+            wire.WatchNodesRequest(), timeout=10
+        )
         with pytest.raises(UnavailableError, match="not now"), translated():
             async for _ in stream:
                 pass
@@ -80,7 +82,7 @@ def test_only_methods_that_exist_and_may_be_repeated_are_tried_again() -> None:
 
     assert all((health_pb2, broker_service_pb2, worker_service_pb2))  # their services are in the pool now
     pool = descriptor_pool.Default()
-    policy, = options.service_config(balanced=False)["methodConfig"]
+    (policy,) = options.service_config(balanced=False)["methodConfig"]
     assert policy["retryPolicy"]["retryableStatusCodes"] == ["UNAVAILABLE"]
     for name in policy["name"]:
         method = pool.FindServiceByName(name["service"]).methods_by_name[name["method"]]
@@ -114,6 +116,7 @@ async def test_a_server_that_comes_back_is_found_again() -> None:
         await call(client, "UnaryUnary", b"ok")
     settings = LoopbackSettings(listen=address, drain_grace_s=1.0)
     async with serving(register, behaviour, FULL_NAME, settings=settings):
+
         async def answered() -> bool:
             try:
                 with translated():
@@ -150,7 +153,31 @@ def test_details_that_contradict_their_code_are_not_believed() -> None:
 
     lying = status_pb2.Status(code=code_pb2.NOT_FOUND, message="x").SerializeToString()
     error = grpc.aio.AioRpcError(
-        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(("grpc-status-details-bin", lying)), "y")
+        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(("grpc-status-details-bin", lying)), "y"
+    )
     assert isinstance(call_error(error), UnavailableError)
     plain = grpc.aio.AioRpcError(grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone")
     assert isinstance(call_error(plain), NotFoundError)
+
+
+async def test_a_stream_on_which_nothing_is_said_is_pinged_and_lives() -> None:
+    """Pings that a server objects to would end it after the fourth, and every other call of the connection with it."""
+    said = asyncio.Event()
+
+    async def quiet(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        await said.wait()
+        yield b"said"
+
+    handler = grpc.unary_stream_rpc_method_handler(quiet)
+    server = grpc.aio.server(options=options.server(options.MESSAGE_BYTES_MAX, keepalive_ms=1000))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tests.Quiet", {"Watch": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    arguments = options.client(options.MESSAGE_BYTES_MAX, balanced=False, keepalive_ms=1000)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=arguments) as client:
+        watch: Any = client.unary_stream("/tests.Quiet/Watch")
+        asyncio.get_running_loop().call_later(5, said.set)
+        try:
+            assert [answer async for answer in watch(b"", timeout=10)] == [b"said"]
+        finally:
+            await server.stop(0)

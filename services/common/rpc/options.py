@@ -20,7 +20,12 @@ MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 _IDEMPOTENT: dict[str, tuple[str, ...]] = {
     "ifabric.broker.v1.BrokerService": ("CancelRequests", "ListEngines"),
     "ifabric.provisioner.v1.ProvisionerService": (
-        "ExplainNode", "Heartbeat", "ListNodes", "RegisterNode", "WithdrawNode"),
+        "ExplainNode",
+        "Heartbeat",
+        "ListNodes",
+        "RegisterNode",
+        "WithdrawNode",
+    ),
     "ifabric.worker.v1.WorkerService": ("Describe", "Probe"),
     "grpc.health.v1.Health": ("Check",),
 }
@@ -38,24 +43,27 @@ def common(message_bytes_max: int) -> list[tuple[str, Any]]:
     ]
 
 
-def server(message_bytes_max: int) -> list[tuple[str, Any]]:
+def server(message_bytes_max: int, *, keepalive_ms: int = KEEPALIVE_TIME_MS) -> list[tuple[str, Any]]:
     """Arguments of servers."""
     return [
         *common(message_bytes_max),
         # A second process on the same port must fail to start, not share the port.
         ("grpc.so_reuseport", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+        # The name lacks the "recv" of gRPC's own constant for it; a name that gRPC does not know is ignored.
+        ("grpc.http2.min_ping_interval_without_data_ms", keepalive_ms // 2),
         ("grpc.keepalive_permit_without_calls", 1),
         # A server, too, finds out about peers that vanished without a word.
-        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_time_ms", keepalive_ms),
     ]
 
 
-def client(message_bytes_max: int, *, balanced: bool) -> list[tuple[str, Any]]:
+def client(message_bytes_max: int, *, balanced: bool, keepalive_ms: int = KEEPALIVE_TIME_MS) -> list[tuple[str, Any]]:
     """Arguments of channels; `balanced` spreads calls over every healthy address that the name resolves to."""
     return [
         *common(message_bytes_max),
-        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        # As many pings as it takes: a stream on which nothing is said for hours is one of ours, too.
+        ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
         # Despite its name the time that one attempt to connect may take.
@@ -69,14 +77,22 @@ def service_config(*, balanced: bool) -> dict[str, Any]:
     """The service config of our channels: retries of idempotent methods, and balancing where asked for."""
     config: dict[str, Any] = {
         "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
-        "methodConfig": [{
-            "name": [{"service": service, "method": method}
-                     for service, methods in _IDEMPOTENT.items() for method in methods],
-            "retryPolicy": {
-                "maxAttempts": 3, "initialBackoff": "0.1s", "maxBackoff": "2s", "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
-            },
-        }],
+        "methodConfig": [
+            {
+                "name": [
+                    {"service": service, "method": method}
+                    for service, methods in _IDEMPOTENT.items()
+                    for method in methods
+                ],
+                "retryPolicy": {
+                    "maxAttempts": 3,
+                    "initialBackoff": "0.1s",
+                    "maxBackoff": "2s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ],
     }
     if balanced:
         config["loadBalancingConfig"] = [{"round_robin": {}}]
