@@ -168,7 +168,7 @@ async def test_a_stream_on_which_nothing_is_said_is_pinged_and_lives() -> None:
         await said.wait()
         yield b"said"
 
-    handler = grpc.unary_stream_rpc_method_handler(quiet)
+    handler: Any = grpc.unary_stream_rpc_method_handler(quiet)
     server = grpc.aio.server(options=options.server(options.MESSAGE_BYTES_MAX, keepalive_ms=1000))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tests.Quiet", {"Watch": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
