@@ -31,9 +31,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.frame import ROOT, Report
+from services.cli.files.rows import read_rows
 from services.cli.job import run_job
 from services.cli.ready import serving_engines
-from services.cli.files.rows import read_rows
 from services.cli.suite import Plan, Suite
 from services.common.rpc import channel
 from services.worker.native import Engine, EventKind, Options, PollBuffers, Request

@@ -174,16 +174,20 @@ def to_status(error: BaseException) -> status_pb2.Status:
     """Turns an error into its wire form; anything that is not a FabricError becomes INTERNAL and says nothing."""
     if not isinstance(error, FabricError):
         error = InternalError("internal error")
-    details: list[any_pb2.Any] = [_packed(error_details_pb2.ErrorInfo(
-        reason=error.reason, domain=DOMAIN, metadata=error.metadata))]
+    details: list[any_pb2.Any] = [
+        _packed(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata))
+    ]
     if error.violations:
         details.append(_packed(_bad_request(error.violations)))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
-    message = error.message if len(error.message) <= MESSAGE_CHARACTERS_MAX else (
-        error.message[:MESSAGE_CHARACTERS_MAX] + "…")
+    message = (
+        error.message
+        if len(error.message) <= MESSAGE_CHARACTERS_MAX
+        else (error.message[:MESSAGE_CHARACTERS_MAX] + "…")
+    )
     return status_pb2.Status(code=error.code, message=message, details=details)
 
 
@@ -194,7 +198,8 @@ def _bad_request(violations: tuple[Violation, ...]) -> error_details_pb2.BadRequ
         size += len(violation.field.encode()) + len(violation.description.encode()) + 8
         if size > VIOLATION_BYTES_MAX:
             bad.field_violations.add(
-                field=violation.field, description=f"and {len(violations) - index} more violations")
+                field=violation.field, description=f"and {len(violations) - index} more violations"
+            )
             break
         bad.field_violations.add(field=violation.field, description=violation.description)
     return bad

@@ -27,9 +27,18 @@ if TYPE_CHECKING:
 
     from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
-_WITHHELD = frozenset({
-    "completion", "content", "messages", "output_text", "prompt", "text", "token_ids", "tokens",
-})
+_WITHHELD = frozenset(
+    {
+        "completion",
+        "content",
+        "messages",
+        "output_text",
+        "prompt",
+        "text",
+        "token_ids",
+        "tokens",
+    }
+)
 _VALUE_CHARACTERS_MAX = 4096
 
 
@@ -46,13 +55,15 @@ def configure(service: str, *, level: str = "info", stream: BinaryIO | None = No
     chain = _chain(service)
     _configure_structlog(chain, threshold, structlog.BytesLoggerFactory(out))
     handler = _BytesHandler(out)
-    handler.setFormatter(structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[structlog.stdlib.add_logger_name, *chain],
-        processors=[
-            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            structlog.processors.JSONRenderer(serializer=lambda value, **_: _serialize(value).decode()),
-        ],
-    ))
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *chain],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(serializer=lambda value, **_: _serialize(value).decode()),
+            ],
+        )
+    )
     root = logging.getLogger()
     root.handlers[:] = [handler]
     # A library's chatter is wanted at debug only when ours is.

@@ -94,7 +94,9 @@ class Process:
 
 
 def run(
-    settings: type[S], main: Callable[[S, Process], Awaitable[None]], argv: Sequence[str] | None = None,
+    settings: type[S],
+    main: Callable[[S, Process], Awaitable[None]],
+    argv: Sequence[str] | None = None,
 ) -> int:
     """Runs a service to its end and returns the exit status.
 

@@ -83,7 +83,11 @@ class ServiceSettings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True, env_prefix="IFAB_",
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        use_attribute_docstrings=True,
+        env_prefix="IFAB_",
     )
 
     listen: ListenAddress = "127.0.0.1:0"
@@ -183,8 +187,10 @@ def usage(settings: type[ServiceSettings]) -> str:
     lines = [f"usage: python -m services.{settings.service()} [--config FILE.toml] [--KEY VALUE ...]", ""]
     for key, field in settings.model_fields.items():
         default = "required" if field.is_required() else f"default {field.default!r}"
-        lines += [f"  --{key.replace('_', '-')}  ({settings.prefix()}{key.upper()}; {default})",
-                  f"      {' '.join((field.description or '').split())}"]
+        lines += [
+            f"  --{key.replace('_', '-')}  ({settings.prefix()}{key.upper()}; {default})",
+            f"      {' '.join((field.description or '').split())}",
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -19,7 +19,8 @@ def sentences(node: Node, *, lease_left_s: float) -> list[str]:
     if node.state == REFUSED:
         said.append("It is judged again when its worker registers again; nothing has to be restarted here.")
     said.append(
-        f"The worker at {node.description.address} has {max(lease_left_s, 0.0):.1f} s left to send its next heartbeat.")
+        f"The worker at {node.description.address} has {max(lease_left_s, 0.0):.1f} s left to send its next heartbeat."
+    )
     return said
 
 

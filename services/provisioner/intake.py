@@ -56,7 +56,9 @@ class Intake:
         self._probe_duration = telemetry.histogram(names.PROBE_DURATION)
 
     async def register(
-        self, description: node_pb2.NodeDescription, report: node_pb2.EngineReport | None,
+        self,
+        description: node_pb2.NodeDescription,
+        report: node_pb2.EngineReport | None,
     ) -> Node:
         """Registers a node; with a report, returns when the engine has been probed.
 
@@ -110,7 +112,9 @@ class Intake:
         if judged is None:
             raise FailedPreconditionError(
                 f"node {node.node_id} was withdrawn or registered anew while it was probed",
-                reason=reasons.NODE_OVERTAKEN, metadata={"node_id": node.node_id})
+                reason=reasons.NODE_OVERTAKEN,
+                metadata={"node_id": node.node_id},
+            )
         if judged.violations:
             raise _refusal(judged.node_id, judged.violations, malformed=False)
         return judged
@@ -141,14 +145,19 @@ class Intake:
     def _tell(self, node: Node) -> None:
         """Counts and logs a verdict, once: a worker that says the same again does not fill the log."""
         facts = {
-            "node_id": node.node_id, "incarnation": node.description.incarnation,
-            "engine_id": node.description.contract.engine_id, "engine_digest": node.description.engine_digest,
+            "node_id": node.node_id,
+            "incarnation": node.description.incarnation,
+            "engine_id": node.description.contract.engine_id,
+            "engine_digest": node.description.engine_digest,
             "address": node.description.address,
         }
         if node.violations:
             self._count(node.violations)
-            _log.warning("node.refused", **facts, violations=[
-                {"path": v.path, "found": v.found, "expected": v.expected} for v in node.violations])
+            _log.warning(
+                "node.refused",
+                **facts,
+                violations=[{"path": v.path, "found": v.found, "expected": v.expected} for v in node.violations],
+            )
         else:
             _log.info(_EVENTS.get(node.state, "node.registered"), **facts)
 
@@ -159,7 +168,9 @@ class Intake:
 
 _EVENTS = {ACCEPTED: "node.accepted", LOADED: "node.loaded"}
 _OUTCOMES = {
-    reasons.NODE_SUPERSEDED: "superseded", reasons.NODE_OVERTAKEN: "overtaken", reasons.NODES_FULL: "full",
+    reasons.NODE_SUPERSEDED: "superseded",
+    reasons.NODE_OVERTAKEN: "overtaken",
+    reasons.NODES_FULL: "full",
 }
 
 
@@ -167,8 +178,10 @@ def _refusal(node_id: str, findings: Sequence[Finding], *, malformed: bool) -> F
     violations = tuple(Violation(f.path, f"found {f.found}, expected {f.expected}") for f in findings)
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     first = findings[0]
-    message = (f"node {node_id or 'without a name'} is refused: {first.path}: found {first.found}, expected "
-               f"{first.expected}{more}")
+    message = (
+        f"node {node_id or 'without a name'} is refused: {first.path}: found {first.found}, expected "
+        f"{first.expected}{more}"
+    )
     if malformed:
         return InvalidArgumentError(message, reason=reasons.NODE_DESCRIPTION_REFUSED, violations=violations)
     return FailedPreconditionError(message, reason=reasons.NODE_DISAGREES, violations=violations)

@@ -52,16 +52,16 @@ async def serve(settings: ProvisionerSettings, process: Process) -> None:
         count_states(registry.nodes())
 
     registry = Registry(
-        clock, lease_s=HEARTBEATS_A_LEASE * interval_s, nodes_max=settings.nodes_max, on_change=changed, on_end=ended)
-    watchers = Watchers(
-        registry.nodes, watchers_max=settings.watchers_max, backlog_max=settings.watch_backlog_max)
+        clock, lease_s=HEARTBEATS_A_LEASE * interval_s, nodes_max=settings.nodes_max, on_change=changed, on_end=ended
+    )
+    watchers = Watchers(registry.nodes, watchers_max=settings.watchers_max, backlog_max=settings.watch_backlog_max)
     count_states = _state_counter(telemetry)
     count_states([])
-    prober = Prober(
-        telemetry, timeout_s=settings.probe_timeout_s, message_bytes_max=settings.message_bytes_max)
+    prober = Prober(telemetry, timeout_s=settings.probe_timeout_s, message_bytes_max=settings.message_bytes_max)
     intake = Intake(registry, prober, process.tasks, telemetry)
     servicer = ProvisionerServicer(
-        registry, intake, watchers, clock, telemetry, heartbeat_interval_ms=settings.heartbeat_interval_ms)
+        registry, intake, watchers, clock, telemetry, heartbeat_interval_ms=settings.heartbeat_interval_ms
+    )
 
     async def end_streams() -> None:
         watchers.close()

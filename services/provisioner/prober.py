@@ -32,4 +32,5 @@ class Prober:
                 stub = worker_service_pb2_grpc.WorkerServiceStub(worker)
                 with translated():
                     return await stub.Probe(
-                        worker_service_pb2.ProbeRequest(), timeout=self._timeout_s, metadata=propagation.metadata())
+                        worker_service_pb2.ProbeRequest(), timeout=self._timeout_s, metadata=propagation.metadata()
+                    )

@@ -79,7 +79,11 @@ class Registry:
     """Holds the nodes and tells a listener about each change that others should know."""
 
     def __init__(
-        self, clock: Clock, *, lease_s: float, nodes_max: int,
+        self,
+        clock: Clock,
+        *,
+        lease_s: float,
+        nodes_max: int,
         on_change: Callable[[str, Node | None], None] = lambda _node_id, _node: None,
         on_end: Callable[[Node, End], None] = lambda _node, _end: None,
     ) -> None:
@@ -112,7 +116,9 @@ class Registry:
         return self._nodes.get(node_id)
 
     def register(
-        self, description: node_pb2.NodeDescription, report: node_pb2.EngineReport | None,
+        self,
+        description: node_pb2.NodeDescription,
+        report: node_pb2.EngineReport | None,
         violations: tuple[Finding, ...],
     ) -> Node:
         """Takes a registration whose description, and report if there is one, have been judged.
@@ -130,7 +136,9 @@ class Registry:
         if known is None and len(self._nodes) >= self._nodes_max:
             raise ResourceExhaustedError(
                 f"{self._nodes_max} nodes are registered, which is the most that nodes_max allows",
-                reason=reasons.NODES_FULL, retry_after_s=self._lease_s)
+                reason=reasons.NODES_FULL,
+                retry_after_s=self._lease_s,
+            )
         if known is not None and not same_process:
             _refuse_superseded(known, description.incarnation)
         if known is not None and same_process and _says_the_same(known, description, report, violations):
@@ -149,9 +157,16 @@ class Registry:
             superseded = (*superseded, known.description.incarnation)[-_SUPERSEDED_MAX:]
             self._on_end(known, End.SUPERSEDED)
         node = Node(
-            description, state, violations, report, known.stats if known is not None and same_process else None,
+            description,
+            state,
+            violations,
+            report,
+            known.stats if known is not None and same_process else None,
             known.registered_at if known is not None and same_process else self._clock.wall(),
-            now + self._lease_s, self._versions, superseded)
+            now + self._lease_s,
+            self._versions,
+            superseded,
+        )
         self._put(node)
         return node
 
@@ -165,13 +180,21 @@ class Registry:
             return None
         if node.state == LOADED:
             node = replace(
-                node, state=REFUSED if violations else ACCEPTED, violations=violations,
-                expires_at=self._clock.monotonic() + self._lease_s)
+                node,
+                state=REFUSED if violations else ACCEPTED,
+                violations=violations,
+                expires_at=self._clock.monotonic() + self._lease_s,
+            )
             self._put(node)
         return node
 
     def heartbeat(
-        self, node_id: str, incarnation: str, stats: node_pb2.EngineStats | None, *, draining: bool,
+        self,
+        node_id: str,
+        incarnation: str,
+        stats: node_pb2.EngineStats | None,
+        *,
+        draining: bool,
     ) -> Node:
         """Renews a lease and takes newer counters.
 
@@ -186,7 +209,9 @@ class Registry:
         if node is None:
             raise NotFoundError(
                 f"node {node_id} with this incarnation is not registered; register again",
-                reason=reasons.NODE_UNKNOWN, metadata={"node_id": node_id, "incarnation": incarnation})
+                reason=reasons.NODE_UNKNOWN,
+                metadata={"node_id": node_id, "incarnation": incarnation},
+            )
         newest = node.stats if stats is None else stats
         renewed = replace(node, expires_at=self._clock.monotonic() + self._lease_s, stats=newest)
         self._nodes[node_id] = renewed
@@ -239,11 +264,16 @@ def _refuse_superseded(node: Node, incarnation: str) -> None:
     if incarnation in node.superseded:
         raise FailedPreconditionError(
             f"another process of node {node.node_id} has registered since, at {node.description.address}; this one "
-            f"is over", reason=reasons.NODE_SUPERSEDED, metadata={"node_id": node.node_id})
+            f"is over",
+            reason=reasons.NODE_SUPERSEDED,
+            metadata={"node_id": node.node_id},
+        )
 
 
 def _says_the_same(
-    node: Node, description: node_pb2.NodeDescription, report: node_pb2.EngineReport | None,
+    node: Node,
+    description: node_pb2.NodeDescription,
+    report: node_pb2.EngineReport | None,
     violations: tuple[Finding, ...],
 ) -> bool:
     """Whether a registration leaves the node as it is: nothing is new, and no probe has to be tried again."""

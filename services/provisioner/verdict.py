@@ -40,9 +40,13 @@ def identity(description: node_pb2.NodeDescription) -> list[Finding]:
     """Finds what is wrong with the fields by which a node is known and reached. Without them it cannot be listed."""
     found: list[Finding] = []
     if not _NODE_ID.fullmatch(description.node_id):
-        found.append(Finding(
-            "node_id", text_of(description.node_id),
-            "1 to 128 lower-case letters, digits, dots and hyphens, a letter or digit at both ends"))
+        found.append(
+            Finding(
+                "node_id",
+                text_of(description.node_id),
+                "1 to 128 lower-case letters, digits, dots and hyphens, a letter or digit at both ends",
+            )
+        )
     if not 1 <= len(description.incarnation) <= 64:
         found.append(Finding("incarnation", text_of(description.incarnation), "1 to 64 characters"))
     try:
@@ -50,8 +54,11 @@ def identity(description: node_pb2.NodeDescription) -> list[Finding]:
     except ValueError:
         port = 0
     if port == 0:
-        found.append(Finding(
-            "address", text_of(description.address), "host:port with a port from 1 to 65535 that brokers can reach"))
+        found.append(
+            Finding(
+                "address", text_of(description.address), "host:port with a port from 1 to 65535 that brokers can reach"
+            )
+        )
     return found
 
 
@@ -82,13 +89,22 @@ def agreement(node: node_pb2.NodeDescription) -> list[Finding]:
     if _both(wanted, card, "family") and card.family != wanted.family:
         found.append(_short("family", card.family, f"{wanted.family}, as contract.card.family says"))
     if _both(wanted, card, "compute_capability") and card.compute_capability != wanted.compute_capability:
-        found.append(_short(
-            "compute_capability", text_of(card.compute_capability),
-            f"{text_of(wanted.compute_capability)}, as contract.card.compute_capability says"))
+        found.append(
+            _short(
+                "compute_capability",
+                text_of(card.compute_capability),
+                f"{text_of(wanted.compute_capability)}, as contract.card.compute_capability says",
+            )
+        )
     for field in ("memory_bytes", "count"):
         if _both(wanted, card, field) and getattr(card, field) < getattr(wanted, field):
-            found.append(_short(  # noqa: PERF401 -- reads as the checks above do
-                field, str(getattr(card, field)), f"at least {getattr(wanted, field)}, as contract.card.{field} says"))
+            found.append(
+                _short(  # noqa: PERF401 -- reads as the checks above do
+                    field,
+                    str(getattr(card, field)),
+                    f"at least {getattr(wanted, field)}, as contract.card.{field} says",
+                )
+            )
     return found
 
 
@@ -103,7 +119,8 @@ def report(node: node_pb2.NodeDescription, loaded: node_pb2.EngineReport) -> lis
     }
     found = [
         Finding(f"loaded.{field}", text_of(getattr(loaded, field)), f"{text_of(value)}, as {source} says")
-        for field, (value, source) in expected.items() if getattr(loaded, field) != value
+        for field, (value, source) in expected.items()
+        if getattr(loaded, field) != value
     ]
     found += _differences("loaded.limits", loaded.limits, contract.limits, "contract.limits")
     found += _differences("loaded.capabilities", loaded.capabilities, contract.capabilities, "contract.capabilities")
@@ -112,7 +129,9 @@ def report(node: node_pb2.NodeDescription, loaded: node_pb2.EngineReport) -> lis
 
 
 def probe(
-    node: node_pb2.NodeDescription, loaded: node_pb2.EngineReport, answer: worker_service_pb2.ProbeResponse,
+    node: node_pb2.NodeDescription,
+    loaded: node_pb2.EngineReport,
+    answer: worker_service_pb2.ProbeResponse,
 ) -> list[Finding]:
     """Finds where the running engine did something else than its description promises."""
     found = [
@@ -128,8 +147,7 @@ def probe(
 
 def unanswered(address: str, error: FabricError) -> list[Finding]:
     """The finding of a probe that brought no answer."""
-    return [Finding(
-        "probe", f"{error.reason}: {error.message}", f"an answer of WorkerService.Probe at {address}")]
+    return [Finding("probe", f"{error.reason}: {error.message}", f"an answer of WorkerService.Probe at {address}")]
 
 
 def _contract(node: node_pb2.NodeDescription) -> Iterator[Finding]:
@@ -173,9 +191,11 @@ def _pool(contract: contract_pb2.EngineContract, loaded: node_pb2.EngineReport) 
     least = math.ceil(contract.limits.max_sequence_tokens / max(block.value, 1))
     if loaded.kv_pool_blocks < least:
         yield Finding(
-            "loaded.kv_pool_blocks", str(loaded.kv_pool_blocks),
+            "loaded.kv_pool_blocks",
+            str(loaded.kv_pool_blocks),
             f"at least {least}: blocks of {block.value} tokens for one sequence of "
-            f"{contract.limits.max_sequence_tokens}")
+            f"{contract.limits.max_sequence_tokens}",
+        )
 
 
 def _usage(limits: contract_pb2.EngineLimits, answer: worker_service_pb2.ProbeResponse) -> Iterator[Finding]:
@@ -184,17 +204,18 @@ def _usage(limits: contract_pb2.EngineLimits, answer: worker_service_pb2.ProbeRe
         yield Finding("probe.usage.prompt_tokens", str(usage.prompt_tokens), f"1 to {limits.max_input_tokens}")
     if not 0 <= usage.cached_tokens < max(usage.prompt_tokens, 1):
         yield Finding(
-            "probe.usage.cached_tokens", str(usage.cached_tokens),
-            "fewer than the prompt's tokens: the last one is always computed")
+            "probe.usage.cached_tokens",
+            str(usage.cached_tokens),
+            "fewer than the prompt's tokens: the last one is always computed",
+        )
     if usage.computed_tokens < 1:
         yield Finding("probe.usage.computed_tokens", str(usage.computed_tokens), "at least 1")
     if limits.max_output_tokens == 0 and usage.generated_tokens != 0:
         yield Finding(
-            "probe.usage.generated_tokens", str(usage.generated_tokens),
-            "0, as contract.limits.max_output_tokens says")
+            "probe.usage.generated_tokens", str(usage.generated_tokens), "0, as contract.limits.max_output_tokens says"
+        )
     if limits.max_output_tokens > 0 and not 1 <= usage.generated_tokens <= limits.max_output_tokens:
-        yield Finding(
-            "probe.usage.generated_tokens", str(usage.generated_tokens), f"1 to {limits.max_output_tokens}")
+        yield Finding("probe.usage.generated_tokens", str(usage.generated_tokens), f"1 to {limits.max_output_tokens}")
 
 
 def _payload(wanted: contract_pb2.MaybePayload, answer: worker_service_pb2.ProbeResponse) -> Iterator[Finding]:
@@ -202,7 +223,8 @@ def _payload(wanted: contract_pb2.MaybePayload, answer: worker_service_pb2.Probe
     if wanted.WhichOneof("kind") != "value":
         if came or answer.payload_bytes != 0:
             yield Finding(
-                "probe.payload", f"{answer.payload_bytes} bytes", "none, as contract.capabilities.payload says")
+                "probe.payload", f"{answer.payload_bytes} bytes", "none, as contract.capabilities.payload says"
+            )
         return
     form = wanted.value
     if not came:

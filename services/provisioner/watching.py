@@ -126,23 +126,31 @@ class Watchers:
                 if backlog.overrun:
                     raise ResourceExhaustedError(
                         f"changes of more than {self._backlog_max} nodes wait for this watcher; call again for a "
-                        f"snapshot", reason=reasons.WATCHER_SLOW, retry_after_s=_RETRY_AFTER_S)
+                        f"snapshot",
+                        reason=reasons.WATCHER_SLOW,
+                        retry_after_s=_RETRY_AFTER_S,
+                    )
                 yield News(
-                    self._revision, snapshot=False,
+                    self._revision,
+                    snapshot=False,
                     nodes=tuple(node for node in changed.values() if node is not None),
-                    gone=tuple(node_id for node_id, node in changed.items() if node is None))
+                    gone=tuple(node_id for node_id, node in changed.items() if node is None),
+                )
 
     def _refuse_closed(self) -> None:
         if self._closed:
             raise UnavailableError(
-                "the provisioner is going away", reason=reasons.DRAINING, retry_after_s=_RETRY_AFTER_S)
+                "the provisioner is going away", reason=reasons.DRAINING, retry_after_s=_RETRY_AFTER_S
+            )
 
     @contextmanager
     def _backlog(self) -> Iterator[_Backlog]:
         if len(self._backlogs) >= self._watchers_max:
             raise ResourceExhaustedError(
                 f"{self._watchers_max} watchers are connected, which is the most that watchers_max allows",
-                reason=reasons.WATCHERS_FULL, retry_after_s=_RETRY_AFTER_S)
+                reason=reasons.WATCHERS_FULL,
+                retry_after_s=_RETRY_AFTER_S,
+            )
         backlog = _Backlog(self._backlog_max)
         self._backlogs.add(backlog)
         try:

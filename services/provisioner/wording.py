@@ -77,10 +77,15 @@ def _cut(text: str) -> str:
 @cache
 def _known_paths() -> frozenset[str]:
     loaded = frozenset(_paths("loaded", node_pb2.EngineReport.DESCRIPTOR))
-    return frozenset({
-        *_paths("", node_pb2.NodeDescription.DESCRIPTOR), *loaded, "engine", "probe",
-        *_paths("probe", worker_service_pb2.ProbeResponse.DESCRIPTOR),
-    })
+    return frozenset(
+        {
+            *_paths("", node_pb2.NodeDescription.DESCRIPTOR),
+            *loaded,
+            "engine",
+            "probe",
+            *_paths("probe", worker_service_pb2.ProbeResponse.DESCRIPTOR),
+        }
+    )
 
 
 def _paths(prefix: str, kind: Descriptor) -> Iterator[str]:

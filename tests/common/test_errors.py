@@ -21,8 +21,12 @@ REASONS = {key: value for key, value in vars(reasons).items() if key.isupper()}
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_error_survives_the_wire(kind: type[FabricError]) -> None:
     sent = kind(
-        "it happened", reason="SOME_REASON", metadata={"limit": "3"}, violations=(Violation("a[0].b", "is 4"),),
-        retry_after_s=0.25)
+        "it happened",
+        reason="SOME_REASON",
+        metadata={"limit": "3"},
+        violations=(Violation("a[0].b", "is 4"),),
+        retry_after_s=0.25,
+    )
     status = status_pb2.Status.FromString(to_status(sent).SerializeToString())
     came = from_status(status)
     assert type(came) is kind
@@ -107,7 +111,6 @@ def test_the_catalogue_names_the_code_that_a_reason_comes_with() -> None:
 
 
 def test_every_reason_is_used() -> None:
-    sources = "\n".join(
-        file.read_text() for file in (ROOT / "services").rglob("*.py") if file.name != "reasons.py")
+    sources = "\n".join(file.read_text() for file in (ROOT / "services").rglob("*.py") if file.name != "reasons.py")
     unused = {key for key in REASONS if not re.search(rf"\breasons\.{key}\b", sources)}
     assert unused == set()

@@ -21,18 +21,27 @@ from tests.support.processes import ROOT
 def test_a_line_says_what_who_where_and_when() -> None:
     with captured_logs("worker") as lines:
         logs.get("worker.engine").info("engine.loaded", load_ms=812)
-    line, = lines.all()
+    (line,) = lines.all()
     assert line.pop("timestamp").endswith("Z")
     assert line == {
-        "event": "engine.loaded", "level": "info", "service": "worker", "component": "worker.engine", "load_ms": 812}
+        "event": "engine.loaded",
+        "level": "info",
+        "service": "worker",
+        "component": "worker.engine",
+        "load_ms": 812,
+    }
 
 
 def test_libraries_write_through_the_same_chain() -> None:
     with captured_logs("broker") as lines:
         logging.getLogger("some.library").warning("took %d tries", 3)
-    line, = lines.all()
+    (line,) = lines.all()
     assert (line["event"], line["level"], line["service"], line["logger"]) == (
-        "took 3 tries", "warning", "broker", "some.library")
+        "took 3 tries",
+        "warning",
+        "broker",
+        "some.library",
+    )
 
 
 def test_levels_are_kept_and_the_chatter_of_libraries_stays_out_at_debug() -> None:
@@ -83,7 +92,7 @@ def test_a_line_inside_a_span_carries_its_trace() -> None:
         logs.get("x").info("inside.now")
     logs_context = span.get_span_context()
     telemetry.close()
-    line, = lines.all()
+    (line,) = lines.all()
     assert line["trace_id"] == format(logs_context.trace_id, "032x")
     assert line["span_id"] == format(logs_context.span_id, "016x")
 
@@ -96,16 +105,31 @@ def test_bound_context_travels_with_the_line() -> None:
 
 def test_values_that_are_no_json_are_written_as_text() -> None:
     with captured_logs() as lines:
-        logs.get("x").info("value.odd", value={1, }, keys={3: "a"})
+        logs.get("x").info(
+            "value.odd",
+            value={
+                1,
+            },
+            keys={3: "a"},
+        )
     assert lines.all()[0]["value"] == "{1}"
     assert lines.all()[0]["keys"] == {"3": "a"}
 
 
 def test_a_program_that_configures_nothing_shows_warnings_on_stderr_only() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", "from services.common import logs; log = logs.get('x'); "
-                               "log.info('quiet.now'); log.warning('loud.now', prompt='secret')"],
-        cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
+        [
+            sys.executable,
+            "-c",
+            "from services.common import logs; log = logs.get('x'); "
+            "log.info('quiet.now'); log.warning('loud.now', prompt='secret')",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
     assert ended.stdout == ""
     line = json.loads(ended.stderr)
     assert (line["event"], line["prompt"]) == ("loud.now", "withheld")

@@ -28,13 +28,22 @@ PROVISIONER = "services.provisioner"
 def test_a_service_says_where_it_listens_and_ends_orderly(number: signal.Signals) -> None:
     with ServiceProcess(PROVISIONER) as service:
         assert service.line == {
-            "service": "provisioner", "address": service.address, "metrics": service.metrics, "pid": service.pid}
+            "service": "provisioner",
+            "address": service.address,
+            "metrics": service.metrics,
+            "pid": service.pid,
+        }
         service.signal(number)
         assert service.wait() == 0
-        started, = service.logs("process.started")
+        (started,) = service.logs("process.started")
         assert started["settings"]["heartbeat_interval_ms"] == 1_000
         assert [line["event"] for line in service.logs()] == [
-            "process.started", "stop.requested", "drain.started", "drain.ended", "process.ended"]
+            "process.started",
+            "stop.requested",
+            "drain.started",
+            "drain.ended",
+            "process.ended",
+        ]
         assert all(line.startswith("{") for line in service.stderr().splitlines())
 
 
@@ -73,7 +82,7 @@ def test_help_is_printed_and_nothing_started() -> None:
 def test_a_fault_ends_the_process_with_status_1_and_a_log_line(mode: str) -> None:
     with ServiceProcess(SAMPLE, {"mode": mode, "drain_grace_s": 1.0}) as service:
         assert service.wait() == 1
-        failed, = service.logs("task.failed" if mode == "task fails" else "process.failed")
+        (failed,) = service.logs("task.failed" if mode == "task fails" else "process.failed")
         assert failed["exception"][0]["exc_type"] == "LookupError"
 
 
@@ -99,8 +108,14 @@ async def test_a_stream_that_is_open_ends_within_the_grace() -> None:
 
 def test_a_supervised_process_ends_with_its_supervisor() -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", SAMPLE, "--supervised", "true"], cwd=ROOT, env=environment(), text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as service:
+        [sys.executable, "-m", SAMPLE, "--supervised", "true"],
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as service:
         assert service.stdout is not None
         assert service.stdin is not None
         assert json.loads(service.stdout.readline())["pid"] == service.pid

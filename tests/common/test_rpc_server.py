@@ -142,7 +142,8 @@ async def test_a_client_that_goes_away_ends_its_stream(client: grpc.aio.Channel,
 
 
 async def test_a_stream_that_ends_between_two_responses_cleans_up_in_its_own_task(
-    client: grpc.aio.Channel, behaviour: Behaviour,
+    client: grpc.aio.Channel,
+    behaviour: Behaviour,
 ) -> None:
     make: Any = client.unary_stream(f"/{FULL_NAME}/UnaryStream")
     stream = make(b"flood", timeout=30)

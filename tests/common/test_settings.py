@@ -65,31 +65,49 @@ def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> No
 
 def test_text_becomes_what_the_field_is() -> None:
     made = load(
-        SampleSettings, ["--words", '["a", "b"]', "--reflection=false", "--where=/x=y", "--drain-grace-s", "2.5"],
-        {"IFAB_SAMPLE_TOKEN": "hush", "IFAB_SAMPLE_PEER": "dns:///broker:50051"})
+        SampleSettings,
+        ["--words", '["a", "b"]', "--reflection=false", "--where=/x=y", "--drain-grace-s", "2.5"],
+        {"IFAB_SAMPLE_TOKEN": "hush", "IFAB_SAMPLE_PEER": "dns:///broker:50051"},
+    )
     assert made.words == ("a", "b")
     assert (made.reflection, made.where, made.drain_grace_s) == (False, Path("/x=y"), 2.5)
     assert made.token.get_secret_value() == "hush"
     assert made.peer == "dns:///broker:50051"
 
 
-@pytest.mark.parametrize(("argv", "env", "sentence"), [
-    (["--cuont", "1"], {}, "--cuont is not a setting of sample; did you mean --count?"),
-    (["--xyzzy=1"], {}, "--xyzzy is not a setting of sample"),
-    ([], {"IFAB_SAMPLE_CUONT": "1"}, "IFAB_SAMPLE_CUONT is not a setting of sample; did you mean IFAB_SAMPLE_COUNT?"),
-    (["--count"], {}, "--count needs a value"),
-    (["count", "1"], {}, "'count' is not a flag; flags are written --key value; "
-                         "'1' is not a flag; flags are written --key value"),
-    (["--count", "11"], {}, "--count is '11'; allowed is less than or equal to 10"),
-    ([], {"IFAB_SAMPLE_COUNT": "many"},
-     "IFAB_SAMPLE_COUNT is 'many'; allowed is a valid integer, unable to parse string as an integer"),
-    (["--log-level", "loud"], {}, "--log-level is 'loud'; allowed is 'debug', 'info', 'warning' or 'error'"),
-    (["--listen", "50051"], {},
-     "--listen is '50051'; allowed is host:port, such as 127.0.0.1:50051 or [::1]:50051"),
-    (["--peer", "h:0"], {}, "--peer is 'h:0'; allowed is host:port with a port from 1 to 65535"),
-    (["--words", "a b"], {}, "--words is 'a b'; allowed is a valid tuple"),
-    (["--words", '["a", 3]'], {}, "--words.1 is 3; allowed is a valid string"),
-])
+@pytest.mark.parametrize(
+    ("argv", "env", "sentence"),
+    [
+        (["--cuont", "1"], {}, "--cuont is not a setting of sample; did you mean --count?"),
+        (["--xyzzy=1"], {}, "--xyzzy is not a setting of sample"),
+        (
+            [],
+            {"IFAB_SAMPLE_CUONT": "1"},
+            "IFAB_SAMPLE_CUONT is not a setting of sample; did you mean IFAB_SAMPLE_COUNT?",
+        ),
+        (["--count"], {}, "--count needs a value"),
+        (
+            ["count", "1"],
+            {},
+            "'count' is not a flag; flags are written --key value; '1' is not a flag; flags are written --key value",
+        ),
+        (["--count", "11"], {}, "--count is '11'; allowed is less than or equal to 10"),
+        (
+            [],
+            {"IFAB_SAMPLE_COUNT": "many"},
+            "IFAB_SAMPLE_COUNT is 'many'; allowed is a valid integer, unable to parse string as an integer",
+        ),
+        (["--log-level", "loud"], {}, "--log-level is 'loud'; allowed is 'debug', 'info', 'warning' or 'error'"),
+        (
+            ["--listen", "50051"],
+            {},
+            "--listen is '50051'; allowed is host:port, such as 127.0.0.1:50051 or [::1]:50051",
+        ),
+        (["--peer", "h:0"], {}, "--peer is 'h:0'; allowed is host:port with a port from 1 to 65535"),
+        (["--words", "a b"], {}, "--words is 'a b'; allowed is a valid tuple"),
+        (["--words", '["a", 3]'], {}, "--words.1 is 3; allowed is a valid string"),
+    ],
+)
 def test_what_is_wrong_is_said_in_a_sentence(argv: list[str], env: dict[str, str], sentence: str) -> None:
     assert refused(argv, env) == sentence
 
@@ -109,11 +127,14 @@ def test_what_is_required_is_named_with_both_ways_to_give_it() -> None:
         load(DemandingSettings, [], {})
 
 
-@pytest.mark.parametrize(("content", "sentence"), [
-    (None, "cannot read the settings file {file}: No such file or directory"),
-    (b"count = ", "the settings file {file} is not TOML: "),
-    (b"\xff\xfe", "cannot read the settings file {file}: it is not UTF-8"),
-])
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "cannot read the settings file {file}: No such file or directory"),
+        (b"count = ", "the settings file {file} is not TOML: "),
+        (b"\xff\xfe", "cannot read the settings file {file}: it is not UTF-8"),
+    ],
+)
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, sentence: str) -> None:
     file = tmp_path / "settings.toml"
     if content is not None:
@@ -146,20 +167,40 @@ def test_the_help_names_every_key() -> None:
     assert "--engine-dir  (IFAB_DEMANDING_ENGINE_DIR; required)" in usage(DemandingSettings)
 
 
-@pytest.mark.parametrize(("address", "parts"), [
-    ("127.0.0.1:0", ("127.0.0.1", 0)),
-    ("[::1]:65535", ("::1", 65535)),
-    ("broker.ns.svc:50051", ("broker.ns.svc", 50051)),
-])
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:65535", ("::1", 65535)),
+        ("broker.ns.svc:50051", ("broker.ns.svc", 50051)),
+    ],
+)
 def test_addresses_come_apart_and_together(address: str, parts: tuple[str, int]) -> None:
     assert split_address(address) == parts
     assert join_address(*parts) == address
 
 
-@pytest.mark.parametrize("address", [
-    "", ":1", "h", "h:", "h:x", "h:-1", "h:65536", "::1:5", "h:\u0663", "exämple:1", "a b:1", "%zz:1", "\x00:1",
-    "x" * 254 + ":1", "[::1:1", "[host]:1",
-])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        ":1",
+        "h",
+        "h:",
+        "h:x",
+        "h:-1",
+        "h:65536",
+        "::1:5",
+        "h:\u0663",
+        "exämple:1",
+        "a b:1",
+        "%zz:1",
+        "\x00:1",
+        "x" * 254 + ":1",
+        "[::1:1",
+        "[host]:1",
+    ],
+)
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="host:port"):
         split_address(address)

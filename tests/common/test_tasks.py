@@ -21,7 +21,7 @@ async def test_a_task_that_fails_is_told_once_and_logged() -> None:
         await asyncio.wait([tasks.start(fail(), name="doomed")])
         await asyncio.sleep(0)
     assert told == ["the task doomed failed: LookupError"]
-    line, = lines.all("task.failed")
+    (line,) = lines.all("task.failed")
     assert line["task"] == "doomed"
 
 

@@ -148,7 +148,10 @@ def documented() -> dict[str, tuple[str, str, tuple[str, ...], str]]:
         heading, _, body = section.partition("\n")
         facts = re.match(
             r"\n(counter|up-down counter|gauge|histogram) · unit `([^`]+)` · (?:no labels|labels (.+?)) · Prometheus "
-            r"`[^`]+`\n\n(.+?)\n\n\*Do:\* (.+)", body, flags=re.DOTALL)
+            r"`[^`]+`\n\n(.+?)\n\n\*Do:\* (.+)",
+            body,
+            flags=re.DOTALL,
+        )
         assert facts, f"section {heading} of docs/metrics.md has another form than the others"
         labels = tuple(re.findall(r"`([a-z_.]+)`(?= \(|,|$)", facts[3] or ""))
         found[heading.strip("`")] = (facts[1], facts[2], labels, " ".join(facts[4].split()))
@@ -179,8 +182,10 @@ def test_the_page_has_the_names_that_prometheus_shows(telemetry: Telemetry) -> N
                     telemetry.gauge(metric).set(1, labels)
             case Kind.HISTOGRAM:
                 telemetry.histogram(metric).record(1, labels)
-    shown = {match[1] for match in re.finditer(
-        r"^# TYPE (\S+) ", scrape(telemetry.serve_metrics("127.0.0.1:0")), flags=re.MULTILINE)}
+    shown = {
+        match[1]
+        for match in re.finditer(r"^# TYPE (\S+) ", scrape(telemetry.serve_metrics("127.0.0.1:0")), flags=re.MULTILINE)
+    }
     page = set(re.findall(r"Prometheus `([^`]+)`", (ROOT / "docs" / "metrics.md").read_text()))
     own = {name for name in shown if name.startswith(("ifabric_", "rpc_"))}
     assert page == own

@@ -43,7 +43,9 @@ class ProbeServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         raise UnimplementedError("this worker is only probed")
 
     async def Probe(
-        self, request: worker_service_pb2.ProbeRequest, context: grpc.aio.ServicerContext[Any, Any],
+        self,
+        request: worker_service_pb2.ProbeRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> worker_service_pb2.ProbeResponse:
         self.probes += 1
         self.traceparent = str(dict(context.invocation_metadata() or ()).get("traceparent", ""))
@@ -68,20 +70,26 @@ class FakeWorker:
             self.servicer.answer = made.answer(self.node)
         with translated():
             return await self.stub.RegisterNode(
-                wire.RegisterNodeRequest(description=self.node, loaded=report), timeout=timeout)
+                wire.RegisterNodeRequest(description=self.node, loaded=report), timeout=timeout
+            )
 
     async def heartbeat(
-        self, *, draining: bool = False, stats: node_pb2.EngineStats | None = None,
+        self,
+        *,
+        draining: bool = False,
+        stats: node_pb2.EngineStats | None = None,
     ) -> wire.HeartbeatResponse:
         with translated():
             request = wire.HeartbeatRequest(
-                node_id=self.node.node_id, incarnation=self.node.incarnation, draining=draining, stats=stats)
+                node_id=self.node.node_id, incarnation=self.node.incarnation, draining=draining, stats=stats
+            )
             return await self.stub.Heartbeat(request, timeout=5)
 
     async def withdraw(self) -> None:
         with translated():
-            await self.stub.WithdrawNode(wire.WithdrawNodeRequest(
-                node_id=self.node.node_id, incarnation=self.node.incarnation), timeout=5)
+            await self.stub.WithdrawNode(
+                wire.WithdrawNodeRequest(node_id=self.node.node_id, incarnation=self.node.incarnation), timeout=5
+            )
 
     async def listed(self, *states: wire.NodeState.ValueType) -> list[wire.Node]:
         with translated():
@@ -91,7 +99,11 @@ class FakeWorker:
 
 @asynccontextmanager
 async def fake_worker(
-    provisioner: str, node_id: str = "node-1", incarnation: str = "i-1", *, payload: bool = False,
+    provisioner: str,
+    node_id: str = "node-1",
+    incarnation: str = "i-1",
+    *,
+    payload: bool = False,
 ) -> AsyncIterator[FakeWorker]:
     """Runs a worker that knows the provisioner at an address."""
     servicer = ProbeServicer()

@@ -36,7 +36,7 @@ async def test_a_node_that_trips_us_up_is_refused_and_ends_nothing_else() -> Non
     node = made.description()
     with captured_logs() as lines, pytest.raises(FailedPreconditionError) as caught:
         await intake.register(node, made.report(node))
-    violation, = caught.value.violations
+    (violation,) = caught.value.violations
     assert violation.field == "probe"
     assert "RuntimeError" in violation.description
     assert "a fault of ours" not in violation.description

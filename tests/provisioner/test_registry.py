@@ -45,9 +45,12 @@ class Heard:
         self.changes: list[tuple[str, Node | None]] = []
         self.ends: list[tuple[str, End]] = []
         self.registry = Registry(
-            self.clock, lease_s=LEASE_S, nodes_max=nodes_max,
+            self.clock,
+            lease_s=LEASE_S,
+            nodes_max=nodes_max,
             on_change=lambda node_id, node: self.changes.append((node_id, node)),
-            on_end=lambda node, end: self.ends.append((node.description.incarnation, end)))
+            on_end=lambda node, end: self.ends.append((node.description.incarnation, end)),
+        )
 
     def tick(self, seconds: float) -> None:
         """Lets time pass, with sweeps as often as the service makes them."""
@@ -79,7 +82,7 @@ def test_the_way_of_a_node(heard: Heard) -> None:
 def test_a_refused_node_is_listed_until_its_lease_ends(heard: Heard) -> None:
     heard.registry.register(made.description(), None, FINDINGS)
     heard.tick(LEASE_S - 0.25)
-    node, = heard.registry.nodes()
+    (node,) = heard.registry.nodes()
     assert (node.state, node.violations) == (REFUSED, FINDINGS)
     heard.tick(0.25)
     assert heard.registry.nodes() == []

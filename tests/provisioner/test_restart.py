@@ -55,7 +55,9 @@ async def test_a_restarted_provisioner_knows_all_again_within_a_heartbeat() -> N
     with ServiceProcess("services.provisioner", settings) as first:
         address = first.address
         async with (
-            fake_worker(address, "a") as a, fake_worker(address, "b") as b, channel(address) as broker,
+            fake_worker(address, "a") as a,
+            fake_worker(address, "b") as b,
+            channel(address) as broker,
         ):
             loops = [asyncio.create_task(keep_registered(worker)) for worker in (a, b)]
             try:
@@ -64,7 +66,9 @@ async def test_a_restarted_provisioner_knows_all_again_within_a_heartbeat() -> N
                 first.signal(signal.SIGKILL)
                 await asyncio.to_thread(first.wait)
                 with await asyncio.to_thread(
-                    ServiceProcess, "services.provisioner", {**settings, "listen": address},
+                    ServiceProcess,
+                    "services.provisioner",
+                    {**settings, "listen": address},
                 ) as second:
                     started = time.monotonic()
                     hearing = asyncio.create_task(first_snapshot(broker))

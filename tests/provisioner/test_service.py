@@ -66,7 +66,7 @@ async def test_a_good_node_is_accepted_after_its_probe(provisioner: Running, pay
         second = await worker.register(loaded=True)
         assert second.state == wire.NODE_STATE_ACCEPTED
         assert worker.servicer.probes == 1
-        node, = await worker.listed()
+        (node,) = await worker.listed()
         assert node.state == wire.NODE_STATE_ACCEPTED
         assert node.description == worker.node
         assert node.report == made.report(worker.node)
@@ -89,16 +89,21 @@ async def test_a_node_without_a_token_budget_is_refused_everywhere_it_can_be_see
         error = caught.value
         assert error.reason == reasons.NODE_DESCRIPTION_REFUSED
         assert [v.field for v in error.violations] == [
-            "contract.limits.slots", "contract.limits.step_token_budget", "card.memory_bytes"]
+            "contract.limits.slots",
+            "contract.limits.step_token_budget",
+            "card.memory_bytes",
+        ]
         assert "found absent, expected integer from 1 to" in error.violations[1].description
 
-        node, = await worker.listed(wire.NODE_STATE_REFUSED)
+        (node,) = await worker.listed(wire.NODE_STATE_REFUSED)
         assert [v.path for v in node.violations] == [v.field for v in error.violations]
         refused = lines.all("node.refused")
         assert len(refused) == 1, "the same refusal again is not news"
         assert refused[0]["violations"][1] == {
-            "path": "contract.limits.step_token_budget", "found": "absent",
-            "expected": "integer from 1 to 16777216"}
+            "path": "contract.limits.step_token_budget",
+            "found": "absent",
+            "expected": "integer from 1 to 16777216",
+        }
         text = await metrics(provisioner)
         assert 'ifabric_provisioner_nodes{state="refused"} 1.0' in text
         assert 'ifabric_provisioner_registrations_total{outcome="refused"} 2.0' in text
@@ -122,7 +127,7 @@ async def test_a_mended_node_is_accepted_without_a_restart(worker: FakeWorker) -
     worker.node.contract.limits.step_token_budget = 512
     assert (await worker.register()).state == wire.NODE_STATE_MAY_LOAD
     assert (await worker.register(loaded=True)).state == wire.NODE_STATE_ACCEPTED
-    node, = await worker.listed()
+    (node,) = await worker.listed()
     assert not node.violations
 
 
@@ -156,7 +161,7 @@ async def test_a_probe_that_disagrees_refuses_and_a_later_one_mends(worker: Fake
     with pytest.raises(FailedPreconditionError) as caught:
         await worker.register(loaded=True)
     assert [v.field for v in caught.value.violations] == ["probe.usage.computed_tokens"]
-    node, = await worker.listed()
+    (node,) = await worker.listed()
     assert node.state == wire.NODE_STATE_REFUSED
     worker.servicer.answer.usage.computed_tokens = 4
     assert (await worker.register(loaded=True)).state == wire.NODE_STATE_ACCEPTED
@@ -168,7 +173,7 @@ async def test_a_worker_that_refuses_its_probe_is_refused_with_its_words(worker:
     worker.node.address, port = "127.0.0.1:1", worker.node.address
     with pytest.raises(FailedPreconditionError) as caught:
         await worker.register(loaded=True)
-    violation, = caught.value.violations
+    (violation,) = caught.value.violations
     assert violation.field == "probe"
     assert "PEER_UNREACHABLE" in violation.description
     assert "WorkerService.Probe at 127.0.0.1:1" in violation.description
@@ -189,7 +194,8 @@ async def test_an_address_that_cannot_be_is_that_nodes_trouble_alone(worker: Fak
 
 async def test_a_probe_has_a_limit() -> None:
     async with (
-        running_provisioner(probe_timeout_s=0.2) as provisioner, fake_worker(provisioner.address) as worker,
+        running_provisioner(probe_timeout_s=0.2) as provisioner,
+        fake_worker(provisioner.address) as worker,
     ):
         worker.servicer.go.clear()
         with pytest.raises(FailedPreconditionError) as caught:
@@ -203,7 +209,7 @@ async def test_a_registration_that_is_sent_again_waits_for_the_same_probe(worker
     await wait_until(lambda: worker.servicer.probes == 1, what="the probe arrived")
     first.cancel()  # the worker gave up waiting; its probe goes on
     second = asyncio.create_task(worker.register(loaded=True))
-    node, = await wait_until(worker.listed)
+    (node,) = await wait_until(worker.listed)
     assert node.state == wire.NODE_STATE_LOADED
     worker.servicer.go.set()
     assert (await second).state == wire.NODE_STATE_ACCEPTED
@@ -233,7 +239,7 @@ async def test_a_lease_ends_without_heartbeats_and_lives_with_them(provisioner: 
             return [node.description.node_id for node in await alive.listed()] == ["alive"]
 
         await wait_until(only_alive, what="the quiet node's lease ended")
-        node, = await alive.listed()
+        (node,) = await alive.listed()
         assert node.stats.steps == 7
         with pytest.raises(NotFoundError) as caught:
             await quiet.heartbeat()
@@ -252,7 +258,7 @@ async def test_a_restarted_worker_keeps_its_name(provisioner: Running) -> None:
             await old.heartbeat()
         assert caught.value.reason == reasons.NODE_SUPERSEDED
         await old.withdraw()
-        node, = await new.listed()
+        (node,) = await new.listed()
         assert node.description.incarnation == "i-2"
 
 
@@ -304,7 +310,8 @@ async def test_a_restarted_provisioner_tells_watchers_nothing_before_the_workers
 
 async def test_the_first_snapshot_waits_for_probes_that_have_begun() -> None:
     async with (
-        running_provisioner() as provisioner, channel(provisioner.address) as client,
+        running_provisioner() as provisioner,
+        channel(provisioner.address) as client,
         fake_worker(provisioner.address) as worker,
     ):
         worker.servicer.go.clear()
@@ -355,14 +362,14 @@ async def test_explanations_are_sentences(worker: FakeWorker) -> None:
         await explain()
     await worker.register()
     assert (await explain()).sentences[0] == (
-        "Node node-1 may load smollm2-135m-instruct-q8_0-cpu: its description holds, and nothing is loaded yet.")
+        "Node node-1 may load smollm2-135m-instruct-q8_0-cpu: its description holds, and nothing is loaded yet."
+    )
     worker.node.contract.limits.ClearField("step_token_budget")
     with pytest.raises(InvalidArgumentError):
         await worker.register()
     told = await explain()
     assert told.state == wire.NODE_STATE_REFUSED
-    assert told.sentences[1] == (
-        "contract.limits.step_token_budget is absent; expected is integer from 1 to 16777216.")
+    assert told.sentences[1] == ("contract.limits.step_token_budget is absent; expected is integer from 1 to 16777216.")
     assert all(sentence.endswith(".") for sentence in told.sentences)
 
 
@@ -376,8 +383,10 @@ async def test_the_probe_belongs_to_the_trace_of_its_registration(worker: FakeWo
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     worker.servicer.answer = made.answer(worker.node)
     await worker.stub.RegisterNode(
-        wire.RegisterNodeRequest(description=worker.node, loaded=made.report(worker.node)), timeout=5,
-        metadata=(("traceparent", f"00-{trace}-00f067aa0ba902b7-01"),))
+        wire.RegisterNodeRequest(description=worker.node, loaded=made.report(worker.node)),
+        timeout=5,
+        metadata=(("traceparent", f"00-{trace}-00f067aa0ba902b7-01"),),
+    )
     assert worker.servicer.traceparent.split("-")[1] == trace
 
 

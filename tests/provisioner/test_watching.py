@@ -28,8 +28,10 @@ class World:
     def __init__(self, *, watchers_max: int = 4, backlog_max: int = 3) -> None:
         self.nodes: dict[str, Node] = {}
         self.watchers = Watchers(
-            lambda: [self.nodes[name] for name in sorted(self.nodes)], watchers_max=watchers_max,
-            backlog_max=backlog_max)
+            lambda: [self.nodes[name] for name in sorted(self.nodes)],
+            watchers_max=watchers_max,
+            backlog_max=backlog_max,
+        )
 
     def put(self, name: str, version: int = 1) -> None:
         self.nodes[name] = node(name, version)

@@ -29,7 +29,10 @@ _PLAIN_REASONS: dict[int, str] = {
 
 
 def channel(
-    address: str, *, message_bytes_max: int = options.MESSAGE_BYTES_MAX, balanced: bool = False,
+    address: str,
+    *,
+    message_bytes_max: int = options.MESSAGE_BYTES_MAX,
+    balanced: bool = False,
 ) -> grpc.aio.Channel:
     """Opens a channel; it connects with the first call and reconnects by itself.
 

@@ -82,8 +82,13 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         with (
             structlog.contextvars.bound_contextvars(rpc=method),
             self._tracer.start_as_current_span(
-                method, parent, SpanKind.SERVER, {"rpc.system.name": "grpc", "rpc.method": method},
-                record_exception=False, set_status_on_exception=False) as span,
+                method,
+                parent,
+                SpanKind.SERVER,
+                {"rpc.system.name": "grpc", "rpc.method": method},
+                record_exception=False,
+                set_status_on_exception=False,
+            ) as span,
         ):
             try:
                 return await call()
@@ -120,8 +125,7 @@ async def _pump(made: Any, context: Context) -> None:
 def _internal(error: Exception, method: str) -> InternalError:
     correlation = secrets.token_hex(8)
     _log.error("call.failed", method=method, correlation_id=correlation, exc_info=error)
-    return InternalError(
-        f"internal error (correlation id {correlation})", metadata={"correlation_id": correlation})
+    return InternalError(f"internal error (correlation id {correlation})", metadata={"correlation_id": correlation})
 
 
 def _code_of(context: Context) -> str:

@@ -60,7 +60,9 @@ class _Health(health.aio.HealthServicer):
         self._ending.set()
 
     async def Watch(
-        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any],
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         """See grpc.health.v1."""
         watch = asyncio.ensure_future(super().Watch(request, context))
@@ -80,7 +82,8 @@ class Server:
     def __init__(self, settings: ServiceSettings, telemetry: Telemetry) -> None:
         self._settings = settings
         self._server = grpc.aio.server(
-            interceptors=[RpcInterceptor(telemetry)], options=options.server(settings.message_bytes_max))
+            interceptors=[RpcInterceptor(telemetry)], options=options.server(settings.message_bytes_max)
+        )
         self._health = _Health()
         self._own: list[str] = []
         self._named: dict[str, bool] = {}
@@ -128,7 +131,8 @@ class Server:
         except RuntimeError as error:
             raise StartError(
                 f"cannot listen on {self._settings.listen}: the port is in use or the address is not of this machine; "
-                f"name another one with --listen, or port 0 for a free one") from error
+                f"name another one with --listen, or port 0 for a free one"
+            ) from error
         await self._server.start()
         self.address = join_address(host, port or wanted)
         return self.address

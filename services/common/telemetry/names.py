@@ -49,104 +49,171 @@ WAIT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,
 
 # Every service
 RPC_SERVER_DURATION = Metric(
-    "rpc.server.call.duration", Kind.HISTOGRAM, "s", "Time from a call's arrival to its end, streams included.",
-    ("rpc.method", "rpc.status_code"), CALL_SECONDS)
-RPC_SERVER_ACTIVE = Metric(
-    "ifabric.rpc.server.active", Kind.UP_DOWN, "{call}", "Calls that run now.", ("rpc.method",))
+    "rpc.server.call.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "Time from a call's arrival to its end, streams included.",
+    ("rpc.method", "rpc.status_code"),
+    CALL_SECONDS,
+)
+RPC_SERVER_ACTIVE = Metric("ifabric.rpc.server.active", Kind.UP_DOWN, "{call}", "Calls that run now.", ("rpc.method",))
 PROCESS_INFO = Metric(
-    "ifabric.process.info", Kind.GAUGE, "{process}", "Always 1; its labels say what runs.", ("service", "version"))
+    "ifabric.process.info", Kind.GAUGE, "{process}", "Always 1; its labels say what runs.", ("service", "version")
+)
 
 # Provisioner
-NODES = Metric(
-    "ifabric.provisioner.nodes", Kind.GAUGE, "{node}", "Nodes with a live lease.", ("state",))
+NODES = Metric("ifabric.provisioner.nodes", Kind.GAUGE, "{node}", "Nodes with a live lease.", ("state",))
 REGISTRATIONS = Metric(
-    "ifabric.provisioner.registrations", Kind.COUNTER, "{registration}", "Registrations received.", ("outcome",))
+    "ifabric.provisioner.registrations", Kind.COUNTER, "{registration}", "Registrations received.", ("outcome",)
+)
 VIOLATIONS = Metric(
-    "ifabric.provisioner.violations", Kind.COUNTER, "{violation}",
-    "Violations found in refused registrations, by the field's path without indices.", ("field",))
-HEARTBEATS = Metric(
-    "ifabric.provisioner.heartbeats", Kind.COUNTER, "{heartbeat}", "Heartbeats received.", ("outcome",))
-LEASES_ENDED = Metric(
-    "ifabric.provisioner.leases.ended", Kind.COUNTER, "{lease}", "Leases that ended.", ("reason",))
+    "ifabric.provisioner.violations",
+    Kind.COUNTER,
+    "{violation}",
+    "Violations found in refused registrations, by the field's path without indices.",
+    ("field",),
+)
+HEARTBEATS = Metric("ifabric.provisioner.heartbeats", Kind.COUNTER, "{heartbeat}", "Heartbeats received.", ("outcome",))
+LEASES_ENDED = Metric("ifabric.provisioner.leases.ended", Kind.COUNTER, "{lease}", "Leases that ended.", ("reason",))
 PROBE_DURATION = Metric(
-    "ifabric.provisioner.probe.duration", Kind.HISTOGRAM, "s", "Time that probes of loaded engines took.",
-    ("outcome",), CALL_SECONDS)
-WATCHERS = Metric(
-    "ifabric.provisioner.watchers", Kind.UP_DOWN, "{watcher}", "Open WatchNodes streams.")
+    "ifabric.provisioner.probe.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "Time that probes of loaded engines took.",
+    ("outcome",),
+    CALL_SECONDS,
+)
+WATCHERS = Metric("ifabric.provisioner.watchers", Kind.UP_DOWN, "{watcher}", "Open WatchNodes streams.")
 
 # Worker
 ENGINE_LOAD_DURATION = Metric(
-    "ifabric.worker.engine.load.duration", Kind.GAUGE, "s", "Time that loading the engine took.", ("engine",))
+    "ifabric.worker.engine.load.duration", Kind.GAUGE, "s", "Time that loading the engine took.", ("engine",)
+)
 ENGINE_STEPS = Metric(
-    "ifabric.worker.engine.steps", Kind.COUNTER, "{step}", "Steps that the engine executed.", ("engine",))
+    "ifabric.worker.engine.steps", Kind.COUNTER, "{step}", "Steps that the engine executed.", ("engine",)
+)
 ENGINE_PROGRESS_ONLY_STEPS = Metric(
-    "ifabric.worker.engine.progress_only_steps", Kind.COUNTER, "{step}",
-    "Steps in which nothing new was admitted because the batcher had no room.", ("engine",))
+    "ifabric.worker.engine.progress_only_steps",
+    Kind.COUNTER,
+    "{step}",
+    "Steps in which nothing new was admitted because the batcher had no room.",
+    ("engine",),
+)
 ENGINE_ADMISSION_RETRIES = Metric(
-    "ifabric.worker.engine.admission_retries", Kind.COUNTER, "{retry}",
-    "Times that an admission was put off for lack of room.", ("engine",))
+    "ifabric.worker.engine.admission_retries",
+    Kind.COUNTER,
+    "{retry}",
+    "Times that an admission was put off for lack of room.",
+    ("engine",),
+)
 ENGINE_LEADER_WAITS = Metric(
-    "ifabric.worker.engine.leader_waits", Kind.COUNTER, "{wait}",
+    "ifabric.worker.engine.leader_waits",
+    Kind.COUNTER,
+    "{wait}",
     "Times that an admission was put off because another request computes the head that it shares: no lack of room.",
-    ("engine",))
-ENGINE_BUSY = Metric(
-    "ifabric.worker.engine.busy.duration", Kind.COUNTER, "s", "Time spent in steps.", ("engine",))
-ENGINE_IDLE = Metric(
-    "ifabric.worker.engine.idle.duration", Kind.COUNTER, "s", "Time with nothing to do.", ("engine",))
+    ("engine",),
+)
+ENGINE_BUSY = Metric("ifabric.worker.engine.busy.duration", Kind.COUNTER, "s", "Time spent in steps.", ("engine",))
+ENGINE_IDLE = Metric("ifabric.worker.engine.idle.duration", Kind.COUNTER, "s", "Time with nothing to do.", ("engine",))
 ENGINE_HELD_BACK = Metric(
-    "ifabric.worker.engine.held_back", Kind.GAUGE, "{engine}",
-    "1 while the engine takes no step because its events are not taken off it.", ("engine",))
+    "ifabric.worker.engine.held_back",
+    Kind.GAUGE,
+    "{engine}",
+    "1 while the engine takes no step because its events are not taken off it.",
+    ("engine",),
+)
 ENGINE_STALLS = Metric(
-    "ifabric.worker.engine.stalls", Kind.COUNTER, "{stall}",
-    "Times that work stood still for longer than the longest step and the slack allow.", ("engine",))
+    "ifabric.worker.engine.stalls",
+    Kind.COUNTER,
+    "{stall}",
+    "Times that work stood still for longer than the longest step and the slack allow.",
+    ("engine",),
+)
 ENGINE_REQUESTS = Metric(
-    "ifabric.worker.engine.requests", Kind.COUNTER, "{request}",
-    "Requests that ended on the engine, or were refused by it.", ("engine", "outcome"))
+    "ifabric.worker.engine.requests",
+    Kind.COUNTER,
+    "{request}",
+    "Requests that ended on the engine, or were refused by it.",
+    ("engine", "outcome"),
+)
 ENGINE_TOKENS = Metric(
-    "ifabric.worker.engine.tokens", Kind.COUNTER, "{token}",
+    "ifabric.worker.engine.tokens",
+    Kind.COUNTER,
+    "{token}",
     "Tokens: prompt tokens computed, prompt tokens taken from a resident head, tokens generated.",
-    ("engine", "kind"))
+    ("engine", "kind"),
+)
 ENGINE_QUEUED = Metric(
-    "ifabric.worker.engine.queued", Kind.GAUGE, "{request}", "Requests accepted and not yet in the batcher.",
-    ("engine",))
+    "ifabric.worker.engine.queued",
+    Kind.GAUGE,
+    "{request}",
+    "Requests accepted and not yet in the batcher.",
+    ("engine",),
+)
 ENGINE_ACTIVE = Metric(
-    "ifabric.worker.engine.active", Kind.GAUGE, "{sequence}", "Sequences in the batcher.", ("engine",))
+    "ifabric.worker.engine.active", Kind.GAUGE, "{sequence}", "Sequences in the batcher.", ("engine",)
+)
 ENGINE_KV_UTILIZATION = Metric(
-    "ifabric.worker.engine.kv_cache.utilization", Kind.GAUGE, "1", "Share of KV blocks in use, 0 to 1.", ("engine",))
-ENGINE_PAYLOAD = Metric(
-    "ifabric.worker.engine.payload", Kind.COUNTER, "By", "Payload bytes produced.", ("engine",))
+    "ifabric.worker.engine.kv_cache.utilization", Kind.GAUGE, "1", "Share of KV blocks in use, 0 to 1.", ("engine",)
+)
+ENGINE_PAYLOAD = Metric("ifabric.worker.engine.payload", Kind.COUNTER, "By", "Payload bytes produced.", ("engine",))
 ENGINE_PAYLOAD_FAILURES = Metric(
-    "ifabric.worker.engine.payload.failures", Kind.COUNTER, "{sequence}",
-    "Sequences whose payload could not be extracted; they finished without one.", ("engine",))
-WORKER_STREAMS = Metric(
-    "ifabric.worker.streams", Kind.UP_DOWN, "{stream}", "Open Execute streams.")
+    "ifabric.worker.engine.payload.failures",
+    Kind.COUNTER,
+    "{sequence}",
+    "Sequences whose payload could not be extracted; they finished without one.",
+    ("engine",),
+)
+WORKER_STREAMS = Metric("ifabric.worker.streams", Kind.UP_DOWN, "{stream}", "Open Execute streams.")
 
 # Broker
 BROKER_QUEUE_DEPTH = Metric(
-    "ifabric.broker.queue.depth", Kind.GAUGE, "{request}", "Requests accepted and not yet dispatched.", ("lane",))
+    "ifabric.broker.queue.depth", Kind.GAUGE, "{request}", "Requests accepted and not yet dispatched.", ("lane",)
+)
 BROKER_QUEUE_WAIT = Metric(
-    "ifabric.broker.queue.wait.duration", Kind.HISTOGRAM, "s",
+    "ifabric.broker.queue.wait.duration",
+    Kind.HISTOGRAM,
+    "s",
     "Time from acceptance to the first dispatch; of bulk work every 32nd request is recorded.",
-    ("lane",), WAIT_SECONDS)
+    ("lane",),
+    WAIT_SECONDS,
+)
 BROKER_REQUEST_DURATION = Metric(
-    "ifabric.broker.request.duration", Kind.HISTOGRAM, "s", "Time from acceptance to the end.",
-    ("lane", "outcome"), WAIT_SECONDS)
+    "ifabric.broker.request.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "Time from acceptance to the end.",
+    ("lane", "outcome"),
+    WAIT_SECONDS,
+)
 BROKER_FIRST_TOKEN = Metric(
-    "ifabric.broker.first_token.duration", Kind.HISTOGRAM, "s",
-    "Time from acceptance to the first token of a streamed request.", ("lane",), WAIT_SECONDS)
+    "ifabric.broker.first_token.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "Time from acceptance to the first token of a streamed request.",
+    ("lane",),
+    WAIT_SECONDS,
+)
 BROKER_REQUESTS = Metric(
-    "ifabric.broker.requests", Kind.COUNTER, "{request}", "Requests by how they ended.", ("lane", "outcome"))
+    "ifabric.broker.requests", Kind.COUNTER, "{request}", "Requests by how they ended.", ("lane", "outcome")
+)
 BROKER_TOKENS = Metric(
-    "ifabric.broker.tokens", Kind.COUNTER, "{token}",
-    "Tokens: logical prompt tokens, computed prompt tokens, cached prompt tokens, generated tokens.", ("kind",))
+    "ifabric.broker.tokens",
+    Kind.COUNTER,
+    "{token}",
+    "Tokens: logical prompt tokens, computed prompt tokens, cached prompt tokens, generated tokens.",
+    ("kind",),
+)
 BROKER_IN_FLIGHT = Metric(
-    "ifabric.broker.in_flight", Kind.GAUGE, "{request}", "Requests dispatched and not yet ended.", ("node",))
-BROKER_NODES = Metric(
-    "ifabric.broker.nodes", Kind.GAUGE, "{node}", "Workers that the broker holds a stream to.")
+    "ifabric.broker.in_flight", Kind.GAUGE, "{request}", "Requests dispatched and not yet ended.", ("node",)
+)
+BROKER_NODES = Metric("ifabric.broker.nodes", Kind.GAUGE, "{node}", "Workers that the broker holds a stream to.")
 BROKER_LATE_RESULTS = Metric(
-    "ifabric.broker.late_results", Kind.COUNTER, "{result}", "Results of attempts that were already given up.")
+    "ifabric.broker.late_results", Kind.COUNTER, "{result}", "Results of attempts that were already given up."
+)
 BROKER_LOST_ATTEMPTS = Metric(
-    "ifabric.broker.lost_attempts", Kind.COUNTER, "{attempt}", "Attempts lost with their worker's stream.")
+    "ifabric.broker.lost_attempts", Kind.COUNTER, "{attempt}", "Attempts lost with their worker's stream."
+)
 
 # Spans
 SPAN_PREFILL = "ifabric.worker.prefill"

@@ -50,10 +50,12 @@ class Telemetry:
         """
         self._registry = CollectorRegistry()
         self._endpoint: WSGIServer | None = None
-        resource = Resource({"service.name": service, "service.namespace": "ifabric",
-                             "service.version": suite_version()})
+        resource = Resource(
+            {"service.name": service, "service.namespace": "ifabric", "service.version": suite_version()}
+        )
         readers: list[MetricReader] = [
-            PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=self._registry)]
+            PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=self._registry)
+        ]
         # Without somewhere to send spans they only carry ids for logs and peers, which costs next to nothing.
         sampler = ParentBased(TraceIdRatioBased(trace_ratio) if otlp_endpoint else ALWAYS_OFF)
         self._tracers = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
@@ -62,10 +64,12 @@ class Telemetry:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
             insecure = otlp_endpoint.startswith("http://")
-            readers.append(PeriodicExportingMetricReader(
-                OTLPMetricExporter(otlp_endpoint, insecure=insecure, timeout=_PUSH_S)))
-            self._tracers.add_span_processor(BatchSpanProcessor(
-                OTLPSpanExporter(otlp_endpoint, insecure=insecure, timeout=_PUSH_S)))
+            readers.append(
+                PeriodicExportingMetricReader(OTLPMetricExporter(otlp_endpoint, insecure=insecure, timeout=_PUSH_S))
+            )
+            self._tracers.add_span_processor(
+                BatchSpanProcessor(OTLPSpanExporter(otlp_endpoint, insecure=insecure, timeout=_PUSH_S))
+            )
         self._meters = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
         self._meter = self._meters.get_meter("ifabric")
         self.tracer = self._tracers.get_tracer("ifabric")
@@ -92,7 +96,8 @@ class Telemetry:
         """Returns the histogram `metric` with its buckets; `record(value, labels)`."""
         _expect(metric, Kind.HISTOGRAM)
         return self._meter.create_histogram(
-            metric.name, metric.unit, metric.meaning, explicit_bucket_boundaries_advisory=metric.buckets)
+            metric.name, metric.unit, metric.meaning, explicit_bucket_boundaries_advisory=metric.buckets
+        )
 
     def observe(self, metric: Metric, read: Callable[[], Iterable[tuple[float, Mapping[str, str]]]]) -> None:
         """Has a gauge or counter read when somebody looks.
@@ -101,6 +106,7 @@ class Telemetry:
             metric: A gauge, or a counter whose value is kept elsewhere and only grows.
             read: Returns (value, labels) pairs. Runs on the endpoint's thread: it only reads, and never waits.
         """
+
         def callback(_options: CallbackOptions) -> Iterable[Observation]:
             return [Observation(value, labels) for value, labels in read()]
 
@@ -123,7 +129,8 @@ class Telemetry:
             why = "is already in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
             raise StartError(
                 f"cannot serve metrics on {listen}: the address {why}; name another one with --metrics-listen, or port "
-                f"0 for a free one") from error
+                f"0 for a free one"
+            ) from error
         return join_address(host, self._endpoint.server_port)
 
     def close(self) -> None:
