@@ -127,16 +127,29 @@ class Flow:
         ends.reverse()
         return ends
 
-    def settle(self, attempt: Attempt, state: HeadState) -> None:
-        """Ends the lead of an attempt: its prompt is computed (HELD), or never will be (BARE)."""
+    def computed(self, attempt: Attempt) -> None:
+        """An attempt's prompt is computed, or has to be taken as such: its worker holds every head on its way down."""
+        leads = self._end_lead(attempt)
+        head = self.head_over(attempt.entry, attempt.worker)
+        while head is not None and head.state is not HeadState.HELD:
+            leads.append(head)
+            head = head.above()
+        for head in leads:
+            if head.state is not HeadState.HELD and not head.gone:
+                head.settle(HeadState.HELD)
+
+    def unled(self, attempt: Attempt) -> None:
+        """An attempt ends without having computed what it leads: somebody else has to."""
+        for head in self._end_lead(attempt):
+            head.settle(HeadState.BARE)
+
+    def _end_lead(self, attempt: Attempt) -> list[Head]:
         leads, attempt.leads = attempt.leads, []
         attempt.worker.leading -= attempt.leading
         attempt.leading = 0
-        for head in leads:
-            if head.leader is attempt and not head.gone:
-                head.settle(state)
         if leads:
             self.owners.changed()
+        return [head for head in leads if head.leader is attempt and not head.gone]
 
     def missed(self, entry: Entry, worker: Worker, cached_tokens: int) -> bool:
         """Corrects the belief of what a worker holds by what it found in its cache; returns whether that was less.

@@ -226,9 +226,12 @@ class Ownership:
         plan.own -= node.edge_tokens
         plan.heads_in_use += node.edge_tokens
         attempt.planned -= node.edge_tokens
+        over = node.parent.heads.get(run.worker.id) if node.parent is not None else None
         state = HeadState.HELD if attempt.context_done else HeadState.LEADING
-        above = node.parent.heads.get(run.worker.id) if node.parent is not None else None
-        head = run.add(Head(node, run, above.claim if above is not None else run.worker.next_claim(self._now), state))
+        if over is not None and over.state is not HeadState.HELD and over.leader is not attempt:
+            state = HeadState.BARE  # what it had computed before has been evicted from above
+        claim = over.claim if over is not None else run.worker.next_claim(self._now)
+        head = run.add(Head(node, run, claim, state))
         head.users = 1
         if state is HeadState.LEADING:
             head.leader = attempt

@@ -158,7 +158,7 @@ class Scheduler:
             return
         attempt.context_done = True
         entry, worker = attempt.entry, attempt.worker
-        entry.flow.settle(attempt, HeadState.HELD)
+        entry.flow.computed(attempt)
         block = worker.facts.block_tokens
         if not block or not attempt.head_tokens:
             return
@@ -192,7 +192,7 @@ class Scheduler:
         if head is not None and not attempt.apart:
             head.leave()
         if attempt.leads:
-            flow.settle(attempt, HeadState.BARE)
+            flow.unled(attempt)
         if attempt.apart:
             apart = worker.apart
             assert apart is not None  # noqa: S101 -- it stays until its last entry has ended
@@ -358,7 +358,7 @@ class Scheduler:
 
     def _waited_enough(self, attempt: Attempt) -> None:
         if attempt.leads and not attempt.context_done:
-            attempt.entry.flow.settle(attempt, HeadState.HELD)
+            attempt.entry.flow.computed(attempt)
 
     def _make_flow(self, key: FlowKey) -> Flow:
         engines = [self._engines[digest] for digest in key.digests]

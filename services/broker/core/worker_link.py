@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
@@ -120,7 +120,7 @@ class WorkerLink:
         _log.info("link.up", node_id=self.node_id, incarnation=self.incarnation)
         try:
             # Not `async for`: grpc.aio lets one call be read in one way only, and the hello was read already.
-            while (message := await call.read()) is not grpc.aio.EOF:
+            while isinstance(message := await call.read(), wire.ExecuteResponse):
                 self._owner.link_heard(self, message)
         except grpc.aio.AioRpcError as error:
             why = call_error(error)
