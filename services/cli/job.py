@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a bulk job over one Exchange stream.
+"""Runs rows over one Exchange stream.
 
 Rows go out in messages of up to 64, and no more than a window of them is unanswered at any time, so that neither side
-holds a large file in memory. Every row ends with exactly one result; rows that cannot be sent end here, and rows that
-were still open when the stream broke end with the stream's error.
+holds a large file in memory. Rows that cannot be sent end here. `stream_rows` leaves rows that were still open when the
+stream broke without a result; `run_job` ends them with the stream's error, so that every row has exactly one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
@@ -48,6 +48,18 @@ class JobOutcome:
     """Why the stream broke."""
 
 
+class Sink(Protocol):
+    """Takes what rows end with, in the order in which they end."""
+
+    def finished(self, row: Row, result: broker_service_pb2.GenerationResult) -> None:
+        """A row ended well."""
+        ...
+
+    def failed(self, row_id: str, line: int, error: FabricError) -> None:
+        """A row ended with an error."""
+        ...
+
+
 async def run_job(
     channel: grpc.aio.Channel,
     rows: Iterator[Row | BadRow],
@@ -67,7 +79,30 @@ async def run_job(
         window: Most rows sent and not yet answered.
         silence_s: Time without any result after which the job is given up, in seconds.
     """
-    job = _Job(deliver, window)
+    sink = _Documents(deliver)
+    outcome, left = await stream_rows(channel, rows, sink, job_id=job_id, window=window, silence_s=silence_s)
+    if outcome.broken_by is not None:
+        for row in left:
+            outcome.failed += 1
+            sink.failed(row.row_id, row.line, outcome.broken_by)
+        for unsent in rows:
+            outcome.rows += 1
+            outcome.failed += 1
+            sink.failed(unsent.row_id, unsent.line, unsent.error if isinstance(unsent, BadRow) else outcome.broken_by)
+    return outcome
+
+
+async def stream_rows(
+    channel: grpc.aio.Channel,
+    rows: Iterator[Row | BadRow],
+    sink: Sink,
+    *,
+    job_id: str,
+    window: int,
+    silence_s: float,
+) -> tuple[JobOutcome, list[Row]]:
+    """As `run_job`, but what becomes of rows goes to a sink, and those that a broken stream left come back."""
+    job = _Job(sink, window)
     call = broker_service_pb2_grpc.BrokerServiceStub(channel).Exchange()
     started = time.perf_counter()
     tasks = [asyncio.create_task(job.send(call, rows, job_id)), asyncio.create_task(job.receive(call, silence_s))]
@@ -85,9 +120,7 @@ async def run_job(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     job.outcome.wall_s = time.perf_counter() - started
-    if job.outcome.broken_by is not None:
-        job.give_up(rows, job.outcome.broken_by)
-    return job.outcome
+    return job.outcome, job.left
 
 
 def _why(error: grpc.aio.AioRpcError) -> FabricError:
@@ -97,13 +130,31 @@ def _why(error: grpc.aio.AioRpcError) -> FabricError:
     return call_error(error)
 
 
-class _Job:
-    def __init__(self, deliver: Deliver, window: int) -> None:
-        self.outcome = JobOutcome()
+class _Documents:
+    """Makes a document of every result."""
+
+    def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver
+
+    def finished(self, row: Row, result: broker_service_pb2.GenerationResult) -> None:
+        self._deliver(finished_row(result))
+
+    def failed(self, row_id: str, line: int, error: FabricError) -> None:
+        self._deliver(failed_row(row_id, line, error))
+
+
+class _Job:
+    def __init__(self, sink: Sink, window: int) -> None:
+        self.outcome = JobOutcome()
+        self._sink = sink
         self._open: dict[str, Row] = {}
         self._window = window
         self._room = asyncio.Condition()
+
+    @property
+    def left(self) -> list[Row]:
+        """Rows that were sent and have no result."""
+        return list(self._open.values())
 
     async def send(self, call: Any, rows: Iterator[Row | BadRow], job_id: str) -> None:
         """Sends all rows, waiting for room in the window, and half-closes."""
@@ -163,15 +214,6 @@ class _Job:
         if self.outcome.report is None or self._open:
             raise UnavailableError("the broker ended the stream before the job's report")
 
-    def give_up(self, rows: Iterator[Row | BadRow], error: FabricError) -> None:
-        """Ends every row that has no result yet, sent or not, with `error`."""
-        for row in list(self._open.values()):
-            self._fail(row.row_id, row.line, error)
-        self._open.clear()
-        for unsent in rows:
-            self.outcome.rows += 1
-            self._fail(unsent.row_id, unsent.line, unsent.error if isinstance(unsent, BadRow) else error)
-
     def _take(self, outcome: broker_service_pb2.RequestOutcome) -> None:
         row = self._open.pop(outcome.request_id, None)
         if row is None:
@@ -179,8 +221,8 @@ class _Job:
         if outcome.HasField("failed"):
             self._fail(row.row_id, row.line, from_status(outcome.failed))
         else:
-            self._deliver(finished_row(outcome.finished))
+            self._sink.finished(row, outcome.finished)
 
     def _fail(self, row_id: str, line: int, error: FabricError) -> None:
         self.outcome.failed += 1
-        self._deliver(failed_row(row_id, line, error))
+        self._sink.failed(row_id, line, error)

@@ -7,6 +7,7 @@ import typer
 
 from services.cli import bulk, engine
 from services.cli.generate import generate
+from services.cli.mine.command import mine
 from services.cli.nodes import nodes
 from services.cli.up import up
 
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command("up")(up)
 app.command("generate")(generate)
 app.add_typer(bulk.app, name="bulk")
+app.command("mine")(mine)
 app.command("nodes")(nodes)
 app.add_typer(engine.app, name="engine")
 

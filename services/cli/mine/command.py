@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ifab mine`."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import typer
+
+from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
+from services.cli import options, progress
+from services.cli.files.formats import Format, layout
+from services.cli.files.opening import look, survey
+from services.cli.jobs import verbs
+from services.cli.mine.mining import ERRORS_FILE, Mine, shard_rows_for, summary
+from services.cli.mine.mining import mine as mine_rows
+from services.cli.mine.shards import Form
+from services.cli.running import CommandError, run, write_columns, write_json
+from services.common.rpc import channel, translated
+
+_CALL_S = 5.0
+
+
+def mine(
+    file: verbs.File,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where shards and their index go.")],
+    format_: verbs.FormatOption = Format.AUTO,
+    broker: options.Broker = options.BROKER_ADDRESS,
+    engine_id: verbs.EngineId = "",
+    shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, max=65536, help="Size of a shard, in MiB.")] = 256,
+    window: Annotated[int, typer.Option(min=1, max=1_000_000, help="Most rows sent and not yet answered.")] = 4096,
+    silence: verbs.Silence = 300.0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Write the hidden state of every row of FILE into shards (safetensors) in DIR, and where each row lies.
+
+    Killed at any moment, the same command goes on after the last shard that is whole. docs/bulk.md describes the files.
+
+    Example: ifab mine examples/prompts.jsonl -o states
+    """
+
+    async def work() -> None:
+        began = time.monotonic()
+        source = look(file)
+        form = layout(source, format_)
+        if form.batch is not None:
+            raise CommandError(f"{file} is a batch request file; hidden states are mined from plain rows")
+        async with channel(broker) as to_broker:
+            engine = await _engine(to_broker, engine_id)
+            verbs.say(source.note)
+            surveyed = await asyncio.to_thread(survey, source)
+            value = engine.contract.capabilities.payload.value
+            payload = Form(value.dtype, tuple(value.shape))
+            described = Mine(
+                source,
+                form,
+                surveyed.lines,
+                surveyed.sha256,
+                engine.contract.engine_id,
+                engine.engine_digest,
+                payload,
+                shard_rows_for(payload, shard_mb << 20),
+                window,
+                silence,
+            )
+            try:
+                with progress.shown(as_json=as_json) as tell:
+                    counts = await mine_rows(to_broker, described, output, tell)
+            except sqlite3.Error as error:
+                raise CommandError(f"{output}: the index cannot be used: {error}") from error
+        _show(summary(described, counts, began), output, as_json=as_json)
+
+    run(work(), as_json=as_json)
+
+
+async def _engine(to_broker: grpc.aio.Channel, engine_id: str) -> broker_service_pb2.Engine:
+    """The engine that makes hidden states: the one that is named, or the only one."""
+    stub = broker_service_pb2_grpc.BrokerServiceStub(to_broker)
+    with translated():
+        listed = await stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=_CALL_S)
+    able = {
+        engine.contract.engine_id: engine
+        for engine in listed.engines
+        if engine.contract.capabilities.payload.HasField("value")
+    }
+    if engine_id in able:
+        return able[engine_id]
+    if engine_id or len(able) != 1:
+        wanted = f"no engine called {engine_id!r} makes hidden states" if engine_id else "name one with --engine-id"
+        raise CommandError(f"{wanted}; engines that make hidden states: {', '.join(sorted(able)) or 'none'}")
+    return next(iter(able.values()))
+
+
+def _show(said: dict[str, Any], output: Path, *, as_json: bool) -> None:
+    if as_json:
+        write_json(said)
+        return
+    write_columns(
+        [
+            ("rows", f"{said['rows']:,} ({said['failed']:,} failed)"),
+            ("shards", f"{said['shards']:,}, {said['bytes']:,} bytes"),
+            ("time", f"{said['wall_s']:,.1f} s"),
+            ("in", str(output)),
+            *([("errors", str(output / ERRORS_FILE))] if said["failed"] else []),
+        ]
+    )
