@@ -21,6 +21,7 @@ setup: ## Install what a build needs: Debian packages, .venv, generated protos.
 proto: setup ## Generate Python code, stubs and the protoset of protos/ into build/proto.
 
 build: setup ## Build libllama (once, some minutes) and the native library.
+	@[ -e build/libllama ] || echo "libllama: building it from its source, once; this takes some minutes"
 	@scripts/libllama
 	@scripts/native build
 
