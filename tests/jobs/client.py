@@ -96,7 +96,7 @@ class JobClient:
             start = self.get().durable_rows
             for answer in self.stub.UploadRows(messages(start), timeout=120) if start < len(rows) else ():
                 start = answer.durable_rows
-            return start
+            return int(start)
 
         return int(self.insist(once))
 

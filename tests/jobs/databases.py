@@ -37,18 +37,18 @@ class PostgresServer:
         assert bin_folder is not None, "PostgreSQL is missing: run scripts/bootstrap tests"
         self._bin = bin_folder
         # A socket's path has at most 107 bytes, and its folder must be the server's own.
-        self._folder = Path(tempfile.mkdtemp(prefix="ifab-pg-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="ifab-pg-"))
         self._user = _other_user() if os.geteuid() == 0 else None
         if self._user is not None:
-            os.chown(self._folder, self._user.pw_uid, self._user.pw_gid)
-        self._data = self._folder / "data"
+            os.chown(self.folder, self._user.pw_uid, self._user.pw_gid)
+        self._data = self.folder / "data"
         self._run("initdb", "-D", str(self._data), "-U", "ifabric", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
         self.start()
 
     def start(self) -> None:
         """Starts it; it listens when this returns."""
-        options = " ".join(f"-c {setting}" for setting in SETTINGS) + f" -c unix_socket_directories={self._folder}"
-        log = str(self._folder / "log")
+        options = " ".join(f"-c {setting}" for setting in SETTINGS) + f" -c unix_socket_directories={self.folder}"
+        log = str(self.folder / "log")
         self._run("pg_ctl", "-D", str(self._data), "-l", log, "-o", options, "-w", "-t", "60", "start")
 
     def stop(self, mode: str = "immediate") -> None:
@@ -64,7 +64,7 @@ class PostgresServer:
 
     def url(self, name: str) -> str:
         """URL of a database."""
-        return f"postgresql://ifabric@/{name}?host={self._folder}"
+        return f"postgresql://ifabric@/{name}?host={self.folder}"
 
     def tool(self, program: str, *arguments: str) -> None:
         """Runs one of the server's programs, such as `pg_dump`, to its end."""
@@ -75,7 +75,7 @@ class PostgresServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self, program: str, *arguments: str) -> None:
         who: dict[str, Any] = {}
@@ -83,7 +83,7 @@ class PostgresServer:
             who = {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
         done = subprocess.run(
             [str(self._bin / program), *arguments],
-            cwd=self._folder,
+            cwd=self.folder,
             env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if program != "pg_ctl" else subprocess.DEVNULL,

@@ -2,7 +2,8 @@
 """Exactly once: what a job brings must not depend on who died meanwhile.
 
 The simulated engine's output is a function of the prompt. `lines` writes a job's results without what may differ
-between two runs of the same work (what the cache saved, how fast the engine was set), so that two runs are compared byte for byte.
+between two runs of the same work (what the cache saved, how fast the engine was set), so that two runs are compared
+byte for byte.
 """
 
 from __future__ import annotations

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers of the recorded protocol revision: a client and a worker whose messages come from it work with this broker.
+
+`tests/data/protoset-v1` is the descriptor set of the revision, without source info:
+
+    python -m grpc_tools.protoc -Iprotos -I<googleapis> --include_imports --descriptor_set_out=... <every proto>
+
+It is never written anew; the next revision gets a file of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from google.protobuf import descriptor_pb2
+
+from tests.jobs.running import Fabric
+from tests.support.processes import ROOT, environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RECORDED = ROOT / "tests" / "data" / "protoset-v1"
+NOW = ROOT / "build" / "proto" / "ifabric.protoset"
+OURS = "ifabric/"
+
+
+def descriptors(path: Path) -> dict[str, descriptor_pb2.FileDescriptorProto]:
+    files = descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file
+    return {file.name: file for file in files if file.name.startswith(OURS)}
+
+
+@pytest.fixture(scope="module")
+def old_messages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python modules of the recorded revision."""
+    out = tmp_path_factory.mktemp("old")
+    command = [
+        sys.executable, "-m", "grpc_tools.protoc", f"--descriptor_set_in={RECORDED}", f"--python_out={out}",
+        f"--grpc_python_out={out}", *descriptors(RECORDED),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    for folder in {out / OURS, *(path.parent for path in out.rglob("*_pb2.py"))}:
+        (folder / "__init__.py").touch()
+        (folder.parent / "__init__.py").touch()
+    (out / "__init__.py").unlink()
+    return out
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory, old_messages: Path) -> Iterator[Fabric]:
+    """This broker and provisioner, and a worker that speaks the recorded revision."""
+    with Fabric(tmp_path_factory.mktemp("skew"), worker_env={"PYTHONPATH": str(old_messages)}) as made:
+        yield made.start()
+
+
+def test_an_old_client_and_an_old_worker_work_with_this_broker(fabric: Fabric, old_messages: Path) -> None:
+    env = environment({"PYTHONPATH": str(old_messages)})
+    program = str(ROOT / "tests" / "jobs" / "old_client.py")
+    where = "import ifabric.worker.v1.worker_service_pb2 as m; print(m.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-c", where], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert Path(found.stdout.strip()).is_relative_to(old_messages)
+    done = subprocess.run(
+        [sys.executable, program, fabric.brokers[0].address],
+        env=env, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert Path(told["messages"]).is_relative_to(old_messages)
+    assert told["acknowledged"] == [20]
+    assert told["state"] == "JOB_STATE_COMPLETED"
+    assert len(told["results"]) == 20
+    assert told["results"] == told["exchanged"]
+
+
+def test_this_revision_keeps_every_word_of_the_recorded_one() -> None:
+    old, new = vocabulary(descriptors(RECORDED).values()), vocabulary(descriptors(NOW).values())
+    assert len(old) > 300
+    assert {name: (meaning, new.get(name)) for name, meaning in old.items() if new.get(name) != meaning} == {}
+
+
+def test_a_changed_meaning_would_be_found() -> None:
+    files = descriptors(RECORDED)
+    old = vocabulary(files.values())
+    message = files["ifabric/broker/v1/job_service.proto"].message_type[0]
+    message.field[0].number += 100
+    assert vocabulary(files.values()) != old
+
+
+def vocabulary(files: Any) -> dict[str, tuple[Any, ...]]:
+    """Everything that peers must agree on, by full name: fields, enum values, methods."""
+    words: dict[str, tuple[Any, ...]] = {}
+
+    def message(prefix: str, made: descriptor_pb2.DescriptorProto) -> None:
+        name = f"{prefix}.{made.name}"
+        for field in made.field:
+            oneof = made.oneof_decl[field.oneof_index].name if field.HasField("oneof_index") else ""
+            words[f"{name}.{field.name}"] = (field.number, field.type, field.label, field.type_name, oneof)
+        for nested in made.nested_type:
+            message(name, nested)
+        for enum in made.enum_type:
+            words.update({f"{name}.{enum.name}.{value.name}": (value.number,) for value in enum.value})
+
+    for file in files:
+        for each in file.message_type:
+            message(file.package, each)
+        for enum in file.enum_type:
+            words.update({f"{file.package}.{enum.name}.{value.name}": (value.number,) for value in enum.value})
+        for service in file.service:
+            for method in service.method:
+                words[f"{file.package}.{service.name}.{method.name}"] = (
+                    method.input_type, method.output_type, method.client_streaming, method.server_streaming,
+                )  # fmt: skip
+    return words
