@@ -37,12 +37,13 @@ def prove(tokens: Tokenizer, texts: Sequence[str], tool: LlamaTool, weights: Pat
     return tokenizer_proof.prove(tokens, texts, tool, weights, lambda _done, _total: None)
 
 
+@pytest.mark.timeout(300)
 def test_the_document_is_equal_to_the_engine_on_texts_that_the_build_did_not_see(
     document: Tokenizer, model: GgufModel, tool: LlamaTool, weights: Path
 ) -> None:
-    texts = tokenizer_corpus.texts(model.vocabulary.control_texts(), seed=7, mixtures=6000)
+    texts = tokenizer_corpus.texts(model.vocabulary.control_texts(), seed=7, mixtures=4000)
     proof = prove(document, texts, tool, weights)
-    assert proof.texts == len(texts) > 10_000
+    assert proof.texts == len(texts) > 8_000
     assert proof.tokens > 1_000_000
 
 
