@@ -35,8 +35,8 @@ bool Batch::add(const Request& request) {
   if (packed_) {
     if (prompt_tokens_ + size > tokens_max_) return false;
   } else {
-    const auto row = std::find_if(row_used_.begin(), row_used_.end(),
-                                  [&](uint32_t used) { return used + size <= row_tokens_; });
+    const auto row =
+        std::find_if(row_used_.begin(), row_used_.end(), [&](uint32_t used) { return used + size <= row_tokens_; });
     place.row = static_cast<uint32_t>(row - row_used_.begin());
     if (row == row_used_.end()) {
       if (rows() == rows_max_) return false;

@@ -51,7 +51,7 @@ class Batch {
   std::vector<const Request*> requests_;
   std::vector<Item> items_;
   std::vector<Place> places_;
-  std::vector<uint32_t> row_used_;   // tokens of each row
+  std::vector<uint32_t> row_used_;  // tokens of each row
   std::vector<uint32_t> row_prompts_;
   uint32_t prompt_tokens_ = 0;
 };

@@ -13,21 +13,26 @@ namespace ifab::tensorrt {
 
 uint32_t element_bytes(ElementType type) {
   switch (type) {
-    case ElementType::kInt64: return 8;
+    case ElementType::kInt64:
+      return 8;
     case ElementType::kFloat32:
-    case ElementType::kInt32: return 4;
+    case ElementType::kInt32:
+      return 4;
     case ElementType::kFloat16:
-    case ElementType::kBfloat16: return 2;
+    case ElementType::kBfloat16:
+      return 2;
     case ElementType::kInt8:
     case ElementType::kBool:
-    case ElementType::kFp8: return 1;
-    case ElementType::kOther: break;
+    case ElementType::kFp8:
+      return 1;
+    case ElementType::kOther:
+      break;
   }
   return 0;
 }
 
 const char* element_name(ElementType type) {
-  static constexpr std::array<const char*, 9> kNames = {"float32", "float16", "bfloat16", "int32", "int64",
+  static constexpr std::array<const char*, 9> kNames = {"float32", "float16", "bfloat16", "int32",       "int64",
                                                         "int8",    "bool",    "fp8",      "another type"};
   return kNames[static_cast<size_t>(type)];
 }
@@ -50,27 +55,125 @@ struct Rule {
 // Names and types of inputs. The packed ones, and which of them the processor reads, are those of TensorRT-LLM 1.2's
 // generation_mixin.py with the attention plugin on and the KV cache disabled.
 constexpr std::array<Rule, 14> kInputs = {{
-    {"input_ids", Role::kTokenIds, true, false, true, ElementType::kInt32, false, {Extent::kRows, Extent::kRowTokens}, 2},
-    {"positions", Role::kPositions, true, false, true, ElementType::kInt32, false, {Extent::kRows, Extent::kRowTokens}, 2},
-    {"segments", Role::kSegments, true, false, true, ElementType::kInt32, false, {Extent::kRows, Extent::kRowTokens}, 2},
+    {"input_ids",
+     Role::kTokenIds,
+     true,
+     false,
+     true,
+     ElementType::kInt32,
+     false,
+     {Extent::kRows, Extent::kRowTokens},
+     2},
+    {"positions",
+     Role::kPositions,
+     true,
+     false,
+     true,
+     ElementType::kInt32,
+     false,
+     {Extent::kRows, Extent::kRowTokens},
+     2},
+    {"segments",
+     Role::kSegments,
+     true,
+     false,
+     true,
+     ElementType::kInt32,
+     false,
+     {Extent::kRows, Extent::kRowTokens},
+     2},
     {"last_rows", Role::kLastRows, true, false, true, ElementType::kInt32, false, {Extent::kPrompts, Extent::kOne}, 1},
     {"input_ids", Role::kTokenIds, false, true, true, ElementType::kInt32, false, {Extent::kTokens, Extent::kOne}, 1},
-    {"position_ids", Role::kPositions, false, true, true, ElementType::kInt32, false, {Extent::kTokens, Extent::kOne}, 1},
-    {"last_token_ids", Role::kLastTokenIds, false, true, true, ElementType::kInt32, false, {Extent::kPrompts, Extent::kOne}, 1},
-    {"host_request_types", Role::kRequestTypes, false, true, true, ElementType::kInt32, true, {Extent::kPrompts, Extent::kOne}, 1},
-    {"context_lengths", Role::kContextLengths, false, true, true, ElementType::kInt32, false, {Extent::kPrompts, Extent::kOne}, 1},
-    {"host_context_lengths", Role::kHostContextLengths, false, true, true, ElementType::kInt32, true, {Extent::kPrompts, Extent::kOne}, 1},
-    {"host_runtime_perf_knobs", Role::kPerfKnobs, false, true, true, ElementType::kInt64, true, {Extent::kSixteen, Extent::kOne}, 1},
-    {"host_context_progress", Role::kContextProgress, false, true, true, ElementType::kInt64, true, {Extent::kOne, Extent::kOne}, 1},
-    {"host_max_attention_window_sizes", Role::kAttentionWindows, false, true, true, ElementType::kInt32, true, {Extent::kLayers, Extent::kOne}, 1},
-    {"host_sink_token_length", Role::kSinkTokens, false, true, true, ElementType::kInt32, true, {Extent::kOne, Extent::kOne}, 1},
+    {"position_ids",
+     Role::kPositions,
+     false,
+     true,
+     true,
+     ElementType::kInt32,
+     false,
+     {Extent::kTokens, Extent::kOne},
+     1},
+    {"last_token_ids",
+     Role::kLastTokenIds,
+     false,
+     true,
+     true,
+     ElementType::kInt32,
+     false,
+     {Extent::kPrompts, Extent::kOne},
+     1},
+    {"host_request_types",
+     Role::kRequestTypes,
+     false,
+     true,
+     true,
+     ElementType::kInt32,
+     true,
+     {Extent::kPrompts, Extent::kOne},
+     1},
+    {"context_lengths",
+     Role::kContextLengths,
+     false,
+     true,
+     true,
+     ElementType::kInt32,
+     false,
+     {Extent::kPrompts, Extent::kOne},
+     1},
+    {"host_context_lengths",
+     Role::kHostContextLengths,
+     false,
+     true,
+     true,
+     ElementType::kInt32,
+     true,
+     {Extent::kPrompts, Extent::kOne},
+     1},
+    {"host_runtime_perf_knobs",
+     Role::kPerfKnobs,
+     false,
+     true,
+     true,
+     ElementType::kInt64,
+     true,
+     {Extent::kSixteen, Extent::kOne},
+     1},
+    {"host_context_progress",
+     Role::kContextProgress,
+     false,
+     true,
+     true,
+     ElementType::kInt64,
+     true,
+     {Extent::kOne, Extent::kOne},
+     1},
+    {"host_max_attention_window_sizes",
+     Role::kAttentionWindows,
+     false,
+     true,
+     true,
+     ElementType::kInt32,
+     true,
+     {Extent::kLayers, Extent::kOne},
+     1},
+    {"host_sink_token_length",
+     Role::kSinkTokens,
+     false,
+     true,
+     true,
+     ElementType::kInt32,
+     true,
+     {Extent::kOne, Extent::kOne},
+     1},
 }};
 
 constexpr std::array<std::string_view, 8> kCacheMarks = {
-    "past_key_value",     "present_key_value",           "kv_cache_block_offsets", "kv_cache_pool",
+    "past_key_value",    "present_key_value",           "kv_cache_block_offsets", "kv_cache_pool",
     "cache_indirection", "host_past_key_value_lengths", "kv_cache_scale",         "sequence_length"};
 
-std::string quoted(const std::string& name) { return "tensors[" + name + "]"; }
+std::string quoted(const std::string& name) {
+  return "tensors[" + name + "]";
+}
 
 std::string render_extents(const std::vector<int64_t>& extents) {
   std::string out = "[";
@@ -94,7 +197,8 @@ class Planner {
       return {};
     }
     plan_.packed = ids->extents.size() == 1;
-    if (enumeration_.profiles != 1) add("profiles", std::to_string(enumeration_.profiles), "1, for prompts of every number");
+    if (enumeration_.profiles != 1)
+      add("profiles", std::to_string(enumeration_.profiles), "1, for prompts of every number");
     sizes(*ids);
     for (const TensorInfo& tensor : enumeration_.tensors) bind(tensor);
     missing();
@@ -134,13 +238,18 @@ class Planner {
 
   int64_t extent(Extent kind) const {
     switch (kind) {
-      case Extent::kRowTokens: return plan_.row_tokens;
-      case Extent::kSixteen: return 16;
-      case Extent::kOne: return 1;
-      case Extent::kLayers: return contract_.model.layers;
+      case Extent::kRowTokens:
+        return plan_.row_tokens;
+      case Extent::kSixteen:
+        return 16;
+      case Extent::kOne:
+        return 1;
+      case Extent::kLayers:
+        return contract_.model.layers;
       case Extent::kRows:
       case Extent::kTokens:
-      case Extent::kPrompts: break;
+      case Extent::kPrompts:
+        break;
     }
     return -1;
   }
@@ -162,9 +271,8 @@ class Planner {
   }
 
   static bool is_cache(const TensorInfo& tensor) {
-    return std::any_of(kCacheMarks.begin(), kCacheMarks.end(), [&](std::string_view mark) {
-      return tensor.name.find(mark) != std::string::npos;
-    });
+    return std::any_of(kCacheMarks.begin(), kCacheMarks.end(),
+                       [&](std::string_view mark) { return tensor.name.find(mark) != std::string::npos; });
   }
 
   void bind_input(Binding& binding) {
@@ -231,7 +339,8 @@ class Planner {
       }
       if (binding->tensor.type != type) add(quoted(name), element_name(binding->tensor.type), element_name(type));
       if (binding->tensor.extents != wanted) {
-        add(quoted(name), render_extents(binding->tensor.extents), render_extents(wanted) + ", gathered to the last token");
+        add(quoted(name), render_extents(binding->tensor.extents),
+            render_extents(wanted) + ", gathered to the last token");
       }
       binding->role = Role::kHidden;
       binding->layer = layer;
@@ -242,7 +351,8 @@ class Planner {
   void limits() {
     const ContractValues::Limits& limits = contract_.limits;
     if (limits.max_output_tokens != 0) add("limits.max_output_tokens", std::to_string(limits.max_output_tokens), "0");
-    if (limits.kv_block_tokens) add("limits.kv_block_tokens", std::to_string(*limits.kv_block_tokens), "not_applicable");
+    if (limits.kv_block_tokens)
+      add("limits.kv_block_tokens", std::to_string(*limits.kv_block_tokens), "not_applicable");
     if (plan_.row_tokens != 0 && limits.max_input_tokens > plan_.row_tokens) {
       add("limits.max_input_tokens", std::to_string(limits.max_input_tokens),
           "at most a row of the engine, " + std::to_string(plan_.row_tokens));

@@ -54,7 +54,8 @@ CudaDriver::~CudaDriver() {
 Status CudaDriver::open() {
   library_ = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library_ == nullptr) {
-    return {IFAB_UNAVAILABLE, "this engine needs an NVIDIA card, and there is no driver here (libcuda.so.1 is not found)"};
+    return {IFAB_UNAVAILABLE,
+            "this engine needs an NVIDIA card, and there is no driver here (libcuda.so.1 is not found)"};
   }
   calls_ = new Calls{};
   const std::array<std::pair<const char*, void**>, 23> wanted = {{
@@ -84,7 +85,8 @@ Status CudaDriver::open() {
   }};
   for (const auto& [name, slot] : wanted) {
     *slot = dlsym(library_, name);
-    if (*slot == nullptr) return {IFAB_UNAVAILABLE, std::string("the NVIDIA driver here is too old: it has no ") + name};
+    if (*slot == nullptr)
+      return {IFAB_UNAVAILABLE, std::string("the NVIDIA driver here is too old: it has no ") + name};
   }
   if (Status status = check(calls_->init(0), "the driver does not start"); !status.ok()) return status;
   int count = 0;
@@ -117,19 +119,27 @@ Status CudaDriver::check(int code, const char* what) const {
 Status CudaDriver::allocate(uint64_t bytes, CudaPointer& out) {
   return check(calls_->allocate(&out, bytes), "allocating memory of the card");
 }
-void CudaDriver::release(CudaPointer pointer) { calls_->release(pointer); }
+void CudaDriver::release(CudaPointer pointer) {
+  calls_->release(pointer);
+}
 Status CudaDriver::allocate_pinned(uint64_t bytes, void*& out) {
   return check(calls_->allocate_pinned(&out, bytes, kPinnedPortable), "allocating pinned memory");
 }
-void CudaDriver::release_pinned(void* pointer) { calls_->release_pinned(pointer); }
+void CudaDriver::release_pinned(void* pointer) {
+  calls_->release_pinned(pointer);
+}
 Status CudaDriver::make_stream(CudaStream& out) {
   return check(calls_->make_stream(&out, kStreamNonBlocking), "making a stream");
 }
-void CudaDriver::end_stream(CudaStream stream) { calls_->end_stream(stream); }
+void CudaDriver::end_stream(CudaStream stream) {
+  calls_->end_stream(stream);
+}
 Status CudaDriver::make_event(CudaEvent& out) {
   return check(calls_->make_event(&out, kEventBlockingWithoutTiming), "making an event");
 }
-void CudaDriver::end_event(CudaEvent event) { calls_->end_event(event); }
+void CudaDriver::end_event(CudaEvent event) {
+  calls_->end_event(event);
+}
 Status CudaDriver::copy_in(CudaPointer to, const void* from, uint64_t bytes, CudaStream stream) {
   return check(calls_->copy_in(to, from, bytes, stream), "copying inputs to the card");
 }
@@ -142,6 +152,8 @@ Status CudaDriver::record(CudaEvent event, CudaStream stream) {
 Status CudaDriver::wait_on_stream(CudaStream stream, CudaEvent event) {
   return check(calls_->wait_on_stream(stream, event, 0), "ordering two streams");
 }
-Status CudaDriver::wait(CudaEvent event) { return check(calls_->wait(event), "waiting for the card"); }
+Status CudaDriver::wait(CudaEvent event) {
+  return check(calls_->wait(event), "waiting for the card");
+}
 
 }  // namespace ifab::tensorrt

@@ -15,7 +15,9 @@
 namespace ifab {
 namespace {
 
-bool recognises(const EngineDirectory& directory) { return directory.has(tensorrt::kConfigurationFile); }
+bool recognises(const EngineDirectory& directory) {
+  return directory.has(tensorrt::kConfigurationFile);
+}
 
 void inspect(const EngineDirectory& directory, std::vector<Finding>& findings) {
   (void)tensorrt::read_config(directory, findings);
@@ -27,7 +29,8 @@ Status load(const EngineDirectory& directory, std::unique_ptr<Backend>& out) {
   if (!config) return {IFAB_FAILED_PRECONDITION, describe(findings)};
   std::unique_ptr<tensorrt::Launcher> launcher;
   const ContractValues& contract = *directory.contract();
-  if (Status status = tensorrt::open_launcher(*config, directory.file_path(config->plan), contract, launcher); !status.ok()) {
+  if (Status status = tensorrt::open_launcher(*config, directory.file_path(config->plan), contract, launcher);
+      !status.ok()) {
     return status;
   }
   tensorrt::BindingPlan plan = tensorrt::plan_bindings(launcher->enumeration(), contract, findings);

@@ -20,7 +20,7 @@ struct TensorInfo {
   std::string name;
   bool is_input = false;
   ElementType type = ElementType::kOther;
-  std::vector<int64_t> extents;  // -1: dynamic
+  std::vector<int64_t> extents;   // -1: dynamic
   bool reported_on_host = false;  // what the runtime reports, which is not always where the pointer has to lead
   bool shape_tensor = false;      // its values decide extents: read on the host while binding
   std::vector<int64_t> smallest;  // extents of profile 0; inputs only

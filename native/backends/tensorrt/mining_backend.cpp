@@ -42,7 +42,9 @@ Need MiningBackend::need(const Request& request) const {
 
 AdmitResult MiningBackend::admit(const Request& request) {
   if (live_ == facts_.slots) return {AdmitOutcome::kNoRoom, {}};
-  const auto longer = [](const Request* left, const Request* right) { return left->prompt.size() > right->prompt.size(); };
+  const auto longer = [](const Request* left, const Request* right) {
+    return left->prompt.size() > right->prompt.size();
+  };
   pending_.insert(std::upper_bound(pending_.begin(), pending_.end(), &request, longer), &request);
   pending_tokens_ += static_cast<uint32_t>(request.prompt.size());
   ++live_;
@@ -112,7 +114,8 @@ void MiningBackend::finish(Launch& launch, uint32_t buffer, const Status& status
 }
 
 void MiningBackend::cancel(uint64_t request_id) {
-  const auto waiting = std::find_if(pending_.begin(), pending_.end(), [&](const Request* r) { return r->id == request_id; });
+  const auto waiting =
+      std::find_if(pending_.begin(), pending_.end(), [&](const Request* r) { return r->id == request_id; });
   if (waiting != pending_.end()) {
     pending_tokens_ -= static_cast<uint32_t>((*waiting)->prompt.size());
     pending_.erase(waiting);
@@ -142,7 +145,8 @@ Status MiningBackend::prove() {
   for (size_t which = 0; which < plan_.hidden.size(); ++which) {
     const std::span<const uint8_t> output = launcher_->output(0, which);
     if (std::all_of(output.begin(), output.end(), [](uint8_t byte) { return byte == 0; })) {
-      return {IFAB_INTERNAL, "the proving step: output " + plan_.bindings[plan_.hidden[which]].tensor.name + " is all zeros"};
+      return {IFAB_INTERNAL,
+              "the proving step: output " + plan_.bindings[plan_.hidden[which]].tensor.name + " is all zeros"};
     }
   }
   return {};

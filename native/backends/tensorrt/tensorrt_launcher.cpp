@@ -32,9 +32,7 @@ class Logger final : public nvinfer1::ILogger {
       const std::lock_guard lock(mutex_);
       last_ = message;
     }
-    const int32_t level = error                             ? IFAB_LOG_ERROR
-                          : severity == Severity::kWARNING ? IFAB_LOG_WARNING
-                                                           : IFAB_LOG_DEBUG;
+    const int32_t level = error ? IFAB_LOG_ERROR : severity == Severity::kWARNING ? IFAB_LOG_WARNING : IFAB_LOG_DEBUG;
     if (log_enabled(level)) ifab::log(level, "tensorrt", message);
   }
   std::string last() const {
@@ -53,7 +51,7 @@ class MappedFile {
   explicit MappedFile(const std::string& path) {
     const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (file < 0) return;
-    struct stat info {};
+    struct stat info{};
     if (::fstat(file, &info) == 0 && info.st_size > 0) {
       size_ = static_cast<size_t>(info.st_size);
       data_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
@@ -76,15 +74,24 @@ class MappedFile {
 
 ElementType element_type(nvinfer1::DataType type) {
   switch (type) {
-    case nvinfer1::DataType::kFLOAT: return ElementType::kFloat32;
-    case nvinfer1::DataType::kHALF: return ElementType::kFloat16;
-    case nvinfer1::DataType::kBF16: return ElementType::kBfloat16;
-    case nvinfer1::DataType::kINT32: return ElementType::kInt32;
-    case nvinfer1::DataType::kINT64: return ElementType::kInt64;
-    case nvinfer1::DataType::kINT8: return ElementType::kInt8;
-    case nvinfer1::DataType::kBOOL: return ElementType::kBool;
-    case nvinfer1::DataType::kFP8: return ElementType::kFp8;
-    default: return ElementType::kOther;
+    case nvinfer1::DataType::kFLOAT:
+      return ElementType::kFloat32;
+    case nvinfer1::DataType::kHALF:
+      return ElementType::kFloat16;
+    case nvinfer1::DataType::kBF16:
+      return ElementType::kBfloat16;
+    case nvinfer1::DataType::kINT32:
+      return ElementType::kInt32;
+    case nvinfer1::DataType::kINT64:
+      return ElementType::kInt64;
+    case nvinfer1::DataType::kINT8:
+      return ElementType::kInt8;
+    case nvinfer1::DataType::kBOOL:
+      return ElementType::kBool;
+    case nvinfer1::DataType::kFP8:
+      return ElementType::kFp8;
+    default:
+      return ElementType::kOther;
   }
 }
 
@@ -173,7 +180,8 @@ class TensorRtLauncher final : public Launcher {
     if (Status status = driver_.wait_on_stream(copy_, buffer.computed); !status.ok()) return status;
     for (const size_t place : plan_.hidden) {
       const Slot& slot = buffer.slots[place];
-      if (Status status = driver_.copy_out(slot.host, slot.card, row_bytes(place) * buffer.prompts, copy_); !status.ok()) {
+      if (Status status = driver_.copy_out(slot.host, slot.card, row_bytes(place) * buffer.prompts, copy_);
+          !status.ok()) {
         return status;
       }
     }
@@ -204,8 +212,8 @@ class TensorRtLauncher final : public Launcher {
     const std::string here = std::to_string(driver_.card().major) + "." + std::to_string(driver_.card().minor);
     const std::string& wanted = contract.card.compute_capability.value_or("not_applicable");
     if (here != wanted) {
-      return {IFAB_FAILED_PRECONDITION, "card.compute_capability: " + wanted + ", and the card here, " +
-                                            driver_.card().name + ", has " + here};
+      return {IFAB_FAILED_PRECONDITION,
+              "card.compute_capability: " + wanted + ", and the card here, " + driver_.card().name + ", has " + here};
     }
     if (driver_.card().memory_bytes < contract.card.memory_bytes) {
       return {IFAB_FAILED_PRECONDITION, "card.memory_bytes: " + std::to_string(contract.card.memory_bytes) +
