@@ -53,11 +53,8 @@ class ByteVocabulary:
         self._output = list(self._prompt)
         for token_id in special:
             self._output[token_id] = LOST
-
-    @property
-    def longest(self) -> int:
-        """Size of the longest token, in bytes; at least 1."""
-        return max((len(spelled) for spelled in self._prompt), default=1) or 1
+        self.longest = max(map(len, self._prompt), default=1) or 1
+        """Size of the longest token, in bytes; at least 1. Asked for with every text, so it is counted once."""
 
     def output(self, ids: list[int]) -> bytes:
         """Returns the bytes of generated tokens, control tokens left out."""
