@@ -65,6 +65,7 @@ format: setup ## Bring the sources into form.
 check: lint test ## What CI runs.
 
 bench-%: engine ## Run one benchmark, such as `make bench-suite`; the last line is JSON.
+	@scripts/native bench
 	@$(bin)/python -m benchmarks.$(subst -,_,$*)
 
 clean: ## Remove everything that was built.

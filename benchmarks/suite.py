@@ -7,8 +7,8 @@ the last end; the suite gets it from `run_job`, the client behind `ifab bulk run
 and slots are the same, each run begins with a fresh process, and the sides take turns, so that a slow moment of the
 machine hits both. Client and services share the cores with the engine: that is the price that is measured.
 
-Beside both runs upstream's library without ours: `native/bench` steps llama.cpp directly, in the same layout with the
-same threads and slots.
+Beside both runs upstream's library without ours: `native/bench/bench_llama_loop.cpp` steps llama.cpp directly, with the
+same weights, layout, threads, slots and shared heads.
 
     python -m benchmarks.suite --runs 3 --rows 128 --tokens 32
 """
@@ -20,6 +20,7 @@ import asyncio
 import io
 import json
 import multiprocessing
+import subprocess
 import sys
 import tempfile
 import time
@@ -39,9 +40,11 @@ from services.common.rpc import channel
 from services.worker.native import Engine, EventKind, Options, PollBuffers, Request
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.connection import Connection
 
 ENGINE = ROOT / "build" / "engines" / "smollm2-135m"
+UPSTREAM_LOOP = ROOT / "build" / "native" / "bench" / "bench_llama_loop"
 PROMPTS = ROOT / "examples" / "prompts.jsonl"
 RUN_LIMIT_S = 600.0
 
@@ -121,6 +124,16 @@ def native(engine: Path, prompts: list[list[int]], tokens: int) -> Measured:
     return measured
 
 
+def upstream(engine: Path, prompts: list[list[int]], tokens: int) -> Measured:
+    """Runs the work through llama.cpp's library, stepped directly."""
+    lines = "\n".join(" ".join(map(str, ids)) for ids in prompts)
+    command = [str(UPSTREAM_LOOP), str(engine), str(tokens)]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=RUN_LIMIT_S, check=True)
+    said = json.loads(done.stdout)
+    assert (said["requests"], said["generated_tokens"]) == (len(prompts), len(prompts) * tokens)
+    return Measured(said["tokens_per_s"], said["prompt_tokens_computed"], said["wall_s"])
+
+
 async def suite(engine: Path, prompts: list[list[int]], tokens: int) -> Measured:
     """Runs the work through client, broker and worker."""
     rows = [
@@ -156,19 +169,22 @@ def main() -> None:
     report.fact("rows", len(prompts))
     report.fact("tokens_a_row", options.tokens)
     report.fact("prompt_tokens_logical", sum(map(len, prompts)))
-    bare: list[Measured] = []
-    whole: list[Measured] = []
+    sides: dict[str, Callable[[], Measured]] = {
+        "native": lambda: native(options.engine, prompts, options.tokens),
+        "suite": lambda: asyncio.run(suite(options.engine, prompts, options.tokens)),
+        "upstream": lambda: upstream(options.engine, prompts, options.tokens),
+    }
+    runs: dict[str, list[Measured]] = {name: [] for name in sides}
     for number in range(options.runs):
-        bare.append(native(options.engine, prompts, options.tokens))
-        whole.append(asyncio.run(suite(options.engine, prompts, options.tokens)))
-        sys.stderr.write(
-            f"run {number + 1}: bare loop {bare[-1].tokens_per_s:.1f} tok/s, suite {whole[-1].tokens_per_s:.1f} tok/s\n"
-        )
-    for name, runs in (("native", bare), ("suite", whole)):
-        report.figure(f"{name}_tokens_per_s", [run.tokens_per_s for run in runs], unit="tok/s")
-        report.figure(f"{name}_wall_s", [run.wall_s for run in runs], unit="s")
-        report.figure(f"{name}_prompt_tokens_computed", [run.prompt_tokens_computed for run in runs], unit="tok")
+        for name, side in sides.items():
+            runs[name].append(side())
+            sys.stderr.write(f"run {number + 1}: {name} {runs[name][-1].tokens_per_s:.1f} tok/s\n")
+    for name, measured in runs.items():
+        report.figure(f"{name}_tokens_per_s", [run.tokens_per_s for run in measured], unit="tok/s")
+        report.figure(f"{name}_wall_s", [run.wall_s for run in measured], unit="s")
+        report.figure(f"{name}_prompt_tokens_computed", [run.prompt_tokens_computed for run in measured], unit="tok")
     report.ratio("suite_over_native", of="suite_tokens_per_s", over="native_tokens_per_s", goal=">= 0.95")
+    report.ratio("native_over_upstream", of="native_tokens_per_s", over="upstream_tokens_per_s")
     report.print()
 
 
