@@ -6,12 +6,16 @@
        └──refused───┴──── cannot load ───┘              └── refused: wait, again     └── unreachable: go on
 
 Nothing here gives up: a provisioner that is not there yet is waited for, a refused directory is read again until it is
-mended, a provisioner that forgot the node hears of it again. Only another process under the same name ends this one.
+mended, a provisioner that forgot the node hears of it again. The description of an engine that could not be
+loaded says why, so that the provisioner refuses it and everybody sees the reason. Only another process under the same
+name ends this one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ifabric.provisioner.v1 import provisioner_service_pb2 as wire
@@ -36,6 +40,9 @@ RETRY_MOST_S = 0.5
 """How long a mended directory waits at most until it is read again. Registering renews the lease of a refused node, so
 that it stays listed with its violations: a lease is three seconds by default."""
 
+RELOAD_AFTER_S = 30.0
+"""How long an engine that could not be loaded waits until that is tried again, unless its directory changes before."""
+
 _log = logs.get("worker.registration")
 
 
@@ -55,6 +62,20 @@ class Worker(Protocol):
         """The engine's counters; None before it is loaded."""
 
 
+@dataclass(frozen=True, slots=True)
+class _FailedLoad:
+    """An attempt to load an engine that failed; none where the digest is empty."""
+
+    engine_digest: str = ""
+    message: str = ""
+    at: float = 0.0
+
+    def add_to(self, node: node_pb2.NodeDescription) -> None:
+        """Adds the failure to the description of the same engine, until it is time to try again."""
+        if self.engine_digest == node.engine_digest != "" and time.monotonic() < self.at + RELOAD_AFTER_S:
+            node.findings.add(path="", found=f"not loadable: {self.message}", expected="an engine that loads here")
+
+
 class Registration:
     """Keeps one worker registered."""
 
@@ -72,6 +93,7 @@ class Registration:
         self._node: node_pb2.NodeDescription | None = None
         self._draining = False
         self._last_refusal: tuple[str, ...] = ()
+        self._failed_load = _FailedLoad()
 
     async def run(self) -> None:
         """Registers, loads and keeps the lease until it is cancelled or the node's name is taken."""
@@ -99,8 +121,14 @@ class Registration:
         backoff = Backoff(first_s=0.25, most_s=RETRY_MOST_S)
         while True:
             node = await self._worker.describe()
+            self._failed_load.add_to(node)
             try:
-                return node, await self._load(node, await self._register(node, None))
+                interval_s = await self._register(node, None)
+                try:
+                    return node, await self._load(node, interval_s)
+                except FabricError as error:
+                    self._failed_load = _FailedLoad(node.engine_digest, error.message, time.monotonic())
+                    raise
             except FabricError as error:
                 self._report(node, error)
             await backoff.wait()

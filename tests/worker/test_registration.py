@@ -58,6 +58,8 @@ class ScriptedProvisioner(provisioner_service_pb2_grpc.ProvisionerServiceService
         refusal = self.refusal_loaded if loaded else self.refusal
         if refusal is not None:
             raise refusal
+        if request.description.findings:
+            raise InvalidArgumentError(request.description.findings[0].found, reason=reasons.NODE_DESCRIPTION_REFUSED)
         self.forgotten = False
         state = wire.NODE_STATE_ACCEPTED if loaded else wire.NODE_STATE_MAY_LOAD
         return wire.RegisterNodeResponse(state=state, heartbeat_interval_ms=20)
@@ -175,13 +177,23 @@ async def test_a_refused_worker_does_not_load_logs_every_violation_once_and_trie
             await made.accepted()
 
 
-async def test_an_engine_that_cannot_be_loaded_is_tried_again() -> None:
-    worker = ScriptedWorker()
+async def test_an_engine_that_cannot_be_loaded_says_why_and_is_tried_again_once_its_directory_changes() -> None:
+    provisioner, worker = ScriptedProvisioner(), ScriptedWorker()
     worker.load_error = FailedPreconditionError("no such configuration")
-    async with scene(ScriptedProvisioner(), worker) as made:
-        await wait_until(lambda: worker.loads >= 2)
-        worker.load_error = None
-        await made.accepted()
+    with captured_logs() as lines:
+        async with scene(provisioner, worker) as made:
+            await wait_until(lambda: len(provisioner.registrations) >= 4, what="several registrations")
+            assert [len(each.description.findings) for each in provisioner.registrations[:4]] == [0, 1, 1, 1]
+            (finding,) = provisioner.registrations[-1].description.findings
+            assert "no such configuration" in finding.found
+            assert worker.loads == 1
+            assert [line["error"] for line in lines.all("node.not_in_service")] == [
+                "no such configuration",
+                "not loadable: no such configuration",
+            ]
+            worker.load_error, worker.digest = None, "b" * 64
+            await made.accepted()
+            assert worker.loads == 2
 
 
 async def test_the_lease_is_kept_while_the_engine_loads() -> None:
