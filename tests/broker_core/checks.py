@@ -28,10 +28,10 @@ def check_tree(tree: WaitingTree, entries: list[Entry], prompts: dict[str, bytes
     for entry in entries:
         assert entry.node in below, "an entry hangs under a node that is not in the tree"
         assert tree.prompt(entry) == prompts[entry.work.key[1]]
-        node: Node | None = entry.node
-        while node is not None:
-            below[node].append(entry)
-            node = node.parent
+        above: Node | None = entry.node
+        while above is not None:
+            below[above].append(entry)
+            above = above.parent
     for node in nodes:
         inside = below[node]
         waiting = [entry for entry in inside if entry.state is State.WAITING]

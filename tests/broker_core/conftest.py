@@ -98,9 +98,13 @@ class Fleet:
         )
         return [sink.end for sink in sinks]  # type: ignore[attr-defined]
 
-    def count_ended(self, works: list[Work]) -> int:
-        """How many of works have ended."""
-        return sum(bool(made.sink.ends) for made in works)  # type: ignore[attr-defined]
+    async def ended_at_least(self, count: int, works: list[Work]) -> None:
+        """Waits until so many of works have ended."""
+        await wait_until(
+            lambda: sum(bool(made.sink.ends) for made in works) >= count,  # type: ignore[attr-defined]
+            within_s=30,
+            what=f"{count} ends",
+        )
 
     def simulation(self, engine_id: str = "engine", **engine: Any) -> Simulation:
         """What an engine that was written so answers."""
@@ -112,7 +116,7 @@ class Fleet:
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+def fleet(tmp_path: Path) -> Callable[..., Any]:
     """Makes a fleet; its keywords are settings of the core."""
 
     @asynccontextmanager

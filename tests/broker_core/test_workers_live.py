@@ -186,7 +186,7 @@ async def test_kills_through_a_job_lose_and_double_nothing(fleet: Callable[..., 
         prompts = [[*range(32), at % 250, at // 250] for at in range(1500)]
         works = made.submit([work(prompt, max_tokens=8, digests=digests) for prompt in prompts])
         for at, share in enumerate((100, 500, 900)):
-            await wait_until(lambda share=share: made.count_ended(works) >= share, within_s=30)
+            await made.ended_at_least(share, works)
             made.workers[f"w{at}"].kill()
             await made.start_worker(f"w{at + 2}", **engine)
         ends = await made.ended(works, within_s=40)

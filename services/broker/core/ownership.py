@@ -298,6 +298,7 @@ class Ownership:
     def _hand(self, other: Run, node: Node, item: Node | Entry) -> None:
         other.handed.append((node, item))
         other.worker.nudged = True
+        self.changed()
 
     def _next_handed(self, run: Run, may_lead: bool) -> Entry | None:
         """Works off what was left to this worker: claims subtrees, returns an entry that can go now."""

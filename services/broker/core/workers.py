@@ -216,7 +216,7 @@ class Worker:
     def takes(self, *, interactive: bool) -> bool:
         """Whether it would take work of a lane now, as far as is known."""
         full = self.full if interactive else self.full_for_bulk
-        return self.serving and not self.quiet and self.apart is None and not full
+        return self.serving and not self.quiet and self.apart is None and not full and self.ledger.fill() < 1
 
     def may_lead(self, tokens: int) -> bool:
         """Whether a leader with so many tokens to compute may go.
