@@ -14,6 +14,7 @@ target_include_directories(ifab_llama_test_support PUBLIC "${CMAKE_CURRENT_SOURC
 # Writes an engine directory, for tests of programs that are not ours to link into.
 add_executable(ifab_tiny_llama_directory llama_support/tiny_engine_main.cpp)
 target_link_libraries(ifab_tiny_llama_directory PRIVATE ifab_llama_test_support ifab_options)
+set_target_properties(ifab_tiny_llama_directory PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tools")
 
 function(ifab_llama_test name)
   add_executable(${name} ${name}.cpp)

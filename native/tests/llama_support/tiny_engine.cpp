@@ -188,6 +188,16 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
   if (!out.flush()) throw std::runtime_error("cannot write " + path.string());
 }
 
+std::string hexadecimal(const std::string& bytes) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string out;
+  for (const char c : bytes) {
+    out += kDigits[static_cast<unsigned char>(c) >> 4];
+    out += kDigits[static_cast<unsigned char>(c) & 15];
+  }
+  return out;
+}
+
 std::string read_text(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
@@ -299,7 +309,10 @@ void write_tiny_directory(const std::filesystem::path& directory, const TinyEngi
   std::filesystem::create_directories(directory);
   ModelWriter(engine).write(directory / "model.gguf");
   write_text(directory / "llama.json", configuration(engine).dump(1));
-  write_text(directory / "tokenizer.json", "{}");
+  // No document that a tokenizer would read: the bytes of each token, for tests that read what was generated.
+  Json pieces = Json::array();
+  for (const std::string& piece : tiny_pieces()) pieces.push_back(hexadecimal(piece));
+  write_text(directory / "tokenizer.json", Json{{"pieces", std::move(pieces)}}.dump());
   Json files = Json::array();
   for (const char* name : {"llama.json", "model.gguf", "tokenizer.json"}) {
     const std::string bytes = read_text(directory / name);
