@@ -139,7 +139,8 @@ TEST(LlamaReproducible, RealEngineInRandomBatches) {
   if (real_engine().empty()) GTEST_SKIP() << "IFAB_TEST_LLAMA_ENGINE names no engine directory: make engine makes one";
   Driver driver(real_engine());
   ASSERT_TRUE(driver.contract().capabilities.reproducible);
-  expect_same_in_any_batch(driver, long_tests() ? 200 : 1, long_tests() ? 600 : 330, long_tests() ? 24 : 8, 1);
+  // The one batch of the short run is one that shares a head, which that of the first seed does not.
+  expect_same_in_any_batch(driver, long_tests() ? 200 : 1, long_tests() ? 600 : 330, long_tests() ? 24 : 8, 4);
 }
 
 }  // namespace
