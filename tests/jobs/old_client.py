@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from typing import Any
 
 import grpc
 
@@ -18,7 +19,7 @@ from ifabric.broker.v1 import broker_service_pb2 as broker
 from ifabric.broker.v1 import broker_service_pb2_grpc, job_service_pb2, job_service_pb2_grpc
 
 ROWS = 20
-NAME = {"job_id": "from-long-ago", "tenant": "old"}
+NAME: dict[str, Any] = {"job_id": "from-long-ago", "tenant": "old"}
 
 
 def requests(prefix: str) -> list[broker.GenerationRequest]:

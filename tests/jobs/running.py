@@ -17,6 +17,8 @@ ENGINE: dict[str, Any] = {
     "step_token_budget": 2048, "kv_pool_blocks": 8192,
 }  # fmt: skip
 """An engine that is quick: a step takes a tenth of a millisecond."""
+START_WITHIN_S = 120.0
+"""Tests start many processes, and other tests run beside them."""
 DIRECTLY = {"heartbeat_interval_ms": 100}
 
 
@@ -31,7 +33,9 @@ class Service:
 
     def start(self, **settings: Any) -> ServiceProcess:
         """Starts it; `settings` hold for this time only. It listens where it listened before."""
-        self.process = ServiceProcess(self._module, {**self.settings, **settings}, env=self._env)
+        self.process = ServiceProcess(
+            self._module, {**self.settings, **settings}, env=self._env, start_within_s=START_WITHIN_S
+        )
         self.settings.setdefault("listen", self.process.address)
         self.settings["listen"] = self.process.address
         return self.process

@@ -301,13 +301,15 @@ class Runner:
         report = feed.report()
         try:
             job = await self._journal.job_by_number(feed.job.number)
-            if job is not None and 0 < job.spent.prompt_tokens <= report.prompt_tokens_logical:
-                await self._journal.set_bound(job.number, report.prompt_tokens_bound)
+            whole = job is not None and 0 < job.spent.prompt_tokens <= report.prompt_tokens_logical
+            bound = report.prompt_tokens_bound if whole else 0
+            if whole:
+                await self._journal.set_bound(feed.job.number, bound)
             if job is not None:
                 _log.info(
                     "job.ended", job_id=job.job_id, tenant=job.tenant, state=job.state.name, rows=job.rows,
                     finished=job.finished, failed=job.failed, prompt_tokens_logical=job.spent.prompt_tokens,
-                    prompt_tokens_computed=job.spent.computed_tokens, prompt_tokens_bound=job.bound_tokens,
+                    prompt_tokens_computed=job.spent.computed_tokens, prompt_tokens_bound=bound,
                     generated_tokens=job.spent.generated_tokens, reattempts=job.spent.reattempts,
                 )  # fmt: skip
         except FabricError as error:
