@@ -98,8 +98,8 @@ def agreement(node: node_pb2.NodeDescription) -> list[Finding]:
         )
     for field in ("memory_bytes", "count"):
         if _both(wanted, card, field) and getattr(card, field) < getattr(wanted, field):
-            found.append(
-                _short(  # noqa: PERF401 -- reads as the checks above do
+            found.append(  # noqa: PERF401 -- reads as the checks above do
+                _short(
                     field,
                     str(getattr(card, field)),
                     f"at least {getattr(wanted, field)}, as contract.card.{field} says",
