@@ -18,15 +18,17 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from ifabric.broker.v1 import job_service_pb2 as pb
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from ifabric.broker.v1 import job_service_pb2
 
 _LINE_EVERY_S = 5.0
 _EVENT_EVERY_S = 1.0
 _BAR_EVERY_S = 0.1
 _PACE_S = 30.0
+_HELD = frozenset({"paused", "stalled"})
+"""Stages in which nothing moves: said at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Reading:
     """How far a job is."""
 
     stage: str
-    """`uploading` or `running`."""
+    """`uploading`, or the state of the job: `running`, `paused`, `stalled` and so on."""
     rows: int
     """Rows that are durable while uploading, rows that have ended while running."""
     total: int
@@ -44,6 +46,8 @@ class Reading:
     """Prompt tokens as sent, of rows that have ended."""
     computed_tokens: int = 0
     """Of these, computed by engines."""
+    reason: str = ""
+    """Why the job does not go on, where it does not."""
 
     @property
     def prefix_saving(self) -> float | None:
@@ -51,17 +55,18 @@ class Reading:
         return max(0.0, 1 - self.computed_tokens / self.prompt_tokens) if self.prompt_tokens else None
 
 
-def reading_of(job: job_service_pb2.Job, total: int) -> Reading:
+def reading_of(job: pb.Job, total: int) -> Reading:
     """How far a job is that runs."""
     report = job.report
     return Reading(
-        "running",
+        pb.JobState.Name(job.state).removeprefix("JOB_STATE_").lower(),
         job.finished_rows + job.failed_rows,
         total,
         job.failed_rows,
         report.generated_tokens,
         report.prompt_tokens_logical,
         report.prompt_tokens_computed,
+        job.state_reason,
     )
 
 
@@ -96,6 +101,7 @@ class Pace:
             "prefix_saving": None if saving is None else round(saving, 4),
             "eta_s": round((reading.total - reading.rows) / rows_per_s, 1) if rows_per_s > 0 else None,
             "elapsed_s": round(now - self._started, 1),
+            "reason": reading.reason,
         }
 
 
@@ -110,6 +116,8 @@ def line_of(said: dict[str, Any]) -> str:
         parts.append(f"{100 * said['prefix_saving']:.0f} % of prompt tokens saved")
     if said["eta_s"]:
         parts.append(f"{_span(said['eta_s'])} left")
+    if said["stage"] in _HELD:
+        parts.append(said["stage"] + (f": {said['reason']}" if said["reason"] else ""))
     return ", ".join(parts)
 
 
@@ -126,14 +134,14 @@ def shown(*, as_json: bool) -> Iterator[Callable[[Reading], None]]:
 
 
 def _paced(every_s: float, write: Callable[[dict[str, Any]], object]) -> Callable[[Reading], None]:
-    pace, last, ended = Pace(), time.monotonic(), ""
+    pace, last, said = Pace(), time.monotonic(), ("", "", False)
 
     def tell(reading: Reading) -> None:
-        nonlocal last, ended
-        now, ends = time.monotonic(), reading.rows == reading.total and ended != reading.stage
-        if ends or now - last >= every_s:
-            last = now
-            ended = reading.stage if ends else ended
+        nonlocal last, said
+        now, state = time.monotonic(), (reading.stage, reading.reason, reading.rows == reading.total)
+        news = state != said and (state[2] or reading.stage in _HELD)
+        if news or now - last >= every_s:
+            last, said = now, state
             write(pace.take(reading))
             sys.stderr.flush()
 
