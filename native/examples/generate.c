@@ -37,7 +37,8 @@ int main(int argc, char **argv) {
   ifab_engine_t *engine = NULL;
   ifab_submit_result_t result = {0};
   ifab_request_t request = {.id = 1, .token_ids = prompt, .samples = 1};
-  ifab_poll_buffers_t buffers = {sizeof buffers, events, tokens, logprobs, payload, text, EVENTS, TOKENS, PAYLOAD, TEXT};
+  ifab_poll_buffers_t buffers = {sizeof buffers, events, tokens, logprobs, payload,
+                                 text,           EVENTS, TOKENS, PAYLOAD,  TEXT};
   if (argc < 4 || argc - 3 > MAX_PROMPT) {
     fprintf(stderr, "usage: %s ENGINE_DIR MAX_TOKENS ID...\n", argv[0]);
     return 2;

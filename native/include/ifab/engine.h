@@ -133,8 +133,7 @@ typedef struct ifab_submit_result {
 #define IFAB_EVENT_FAILED 4       /* the request ended with an error: every sample of it has */
 
 /* Why a sample ended, for FINISHED. Numbers of ifabric.engine.v1.FinishReason. */
-#define IFAB_FINISH_STOP 1      /* a stop token or the engine's end token, stop_id says which; or the guide allows nothing
-                                   more, then stop_id is -1 */
+#define IFAB_FINISH_STOP 1      /* stop_id, an end token of the engine's too; -1: the guide allows nothing more */
 #define IFAB_FINISH_LENGTH 2    /* max_tokens, or the longest sequence */
 #define IFAB_FINISH_CANCELLED 3 /* ifab_engine_cancel() */
 #define IFAB_FINISH_COMPLETE 4  /* the engine generates nothing: the prompt is computed */
