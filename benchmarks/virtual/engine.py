@@ -119,7 +119,9 @@ class VirtualEngine:
             filled += chunk
         self._run = 1 if filled else self._decoding[0][0] - self._tick
         self._run_us = (
-            card.step_us + filled * card.prompt_token_us + decoding * card.decode_token_us
+            card.step_us
+            + filled * card.prompt_token_us
+            + decoding * card.decode_token_us
             + self._context * card.context_token_us
         )
         self._since = now_us

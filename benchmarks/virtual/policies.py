@@ -41,28 +41,30 @@ class _Picking:
         self._bound: list[deque[Job]] = [deque() for _ in cards]
 
     def pick(self, job: Job) -> int | None:
-        """The worker for a request; None for "whichever has room"."""
+        """The worker for a request; None for "whichever has most room"."""
         raise NotImplementedError
 
     def computed(self, worker: int, job: Job, now_us: float) -> None:
-        pass
+        """See Policy."""
 
     def ended(self, worker: int, job: Job, now_us: float) -> None:
+        """See Policy."""
         self._room[worker] += 1
 
     def wake_us(self) -> float | None:
+        """See Policy."""
         return None
 
     def give(self, now_us: float) -> list[tuple[int, Job]]:
+        """See Policy."""
         given: list[tuple[int, Job]] = []
         for worker, bound in enumerate(self._bound):
             while bound and self._room[worker]:
                 self._send(worker, bound.popleft(), given)
         while self._waiting and any(self._room):
             job = self._waiting.popleft()
-            worker = self.pick(job)
-            if worker is None:
-                worker = max(range(len(self._room)), key=self._room.__getitem__)
+            picked = self.pick(job)
+            worker = max(range(len(self._room)), key=self._room.__getitem__) if picked is None else picked
             if self._room[worker]:
                 self._send(worker, job, given)
             else:
@@ -78,6 +80,7 @@ class ArrivalOrder(_Picking):
     """First come, first served, to whoever has most room."""
 
     def pick(self, job: Job) -> int | None:
+        """See _Picking."""
         return None
 
 
@@ -87,6 +90,7 @@ class HeadHash(_Picking):
     _HEAD = 4
 
     def pick(self, job: Job) -> int | None:
+        """See _Picking."""
         return hash(job.blocks[: self._HEAD]) % len(self._room)
 
 
@@ -94,6 +98,7 @@ class SessionAffinity(_Picking):
     """What belongs to one conversation goes to one worker: the first block that is not common to all tells it."""
 
     def pick(self, job: Job) -> int | None:
+        """See _Picking."""
         return hash(job.blocks[min(1, len(job.blocks) - 1)]) % len(self._room)
 
 
@@ -106,6 +111,7 @@ class CacheAware(_Picking):
         self._seen: list[dict[int, None]] = [{} for _ in cards]
 
     def pick(self, job: Job) -> int | None:
+        """See _Picking."""
         best, most = None, len(job.blocks) / 2
         for worker, seen in enumerate(self._seen):
             matched = next((at for at, block in enumerate(job.blocks) if block not in seen), len(job.blocks))
@@ -150,25 +156,31 @@ class Fabric:
         self._attempts: dict[int, tuple[Worker, Attempt]] = {}
         card = cards[0]
         facts = EngineFacts(
-            DIGEST, VOCABULARY, card.block_tokens, card.slots, card.step_token_budget, longest_step_s=10.0)
+            DIGEST, VOCABULARY, card.block_tokens, card.slots, card.step_token_budget, longest_step_s=10.0
+        )
         self.decision.learn_engine(facts)
         self._workers: list[Worker] = []
         longest = max(row.prompt_tokens + row.output_tokens for row in workload.rows)
         for at, card in enumerate(cards):
             # What a worker's own formula grants, see services/worker/credit.py, without its measured reuse.
             credit = Amount(card.slots * longest, card.slots, 0)
-            worker = Worker(
-                f"w{at}", facts, pool_tokens=card.pool_blocks * card.block_tokens,
-                credit=credit, now=0.0)
+            worker = Worker(f"w{at}", facts, pool_tokens=card.pool_blocks * card.block_tokens, credit=credit, now=0.0)
             self._workers.append(worker)
             self.decision.worker_up(worker)
         self._index = {worker.id: at for at, worker in enumerate(self._workers)}
         works = []
         self._jobs = jobs_of(workload)
         for at, row in enumerate(workload.rows):
-            works.append(Work(
-                key=("", str(at)), tokens=workload.tokens(row), max_tokens=row.output_tokens,
-                engine_digests=frozenset({DIGEST}), sink=_Sink(), job="job"))
+            works.append(
+                Work(
+                    key=("", str(at)),
+                    tokens=workload.tokens(row),
+                    max_tokens=row.output_tokens,
+                    engine_digests=frozenset({DIGEST}),
+                    sink=_Sink(),
+                    job="job",
+                )
+            )
             if len(works) == 64:
                 self._submit(works)
                 works = []
@@ -180,22 +192,28 @@ class Fabric:
                 raise refusal
 
     def computed(self, worker: int, job: Job, now_us: float) -> None:
+        """See Policy."""
         holder, attempt = self._attempts[id(job)]
         self.decision.context_done(holder, attempt.handle, job.cached_tokens, job.computed_tokens)
 
     def ended(self, worker: int, job: Job, now_us: float) -> None:
+        """See Policy."""
         holder, attempt = self._attempts.pop(id(job))
         usage = generation_pb2.Usage(
-            prompt_tokens=job.prompt_tokens, cached_tokens=job.cached_tokens,
-            computed_tokens=job.computed_tokens, generated_tokens=job.output_tokens)
-        self.decision.finished(
-            holder, attempt.handle, _NO_SAMPLES, usage, None, None, now_us / 1e6)
+            prompt_tokens=job.prompt_tokens,
+            cached_tokens=job.cached_tokens,
+            computed_tokens=job.computed_tokens,
+            generated_tokens=job.output_tokens,
+        )
+        self.decision.finished(holder, attempt.handle, _NO_SAMPLES, usage, None, None, now_us / 1e6)
 
     def wake_us(self) -> float | None:
+        """See Policy."""
         at = self.decision.timers.next_at
         return None if at is None or not len(self.decision.requests) else at * 1e6 + 1
 
     def give(self, now_us: float) -> list[tuple[int, Job]]:
+        """See Policy."""
         given = []
         for attempt in self.decision.give_out(now_us / 1e6):
             job = self._jobs[int(attempt.entry.work.key[1])]

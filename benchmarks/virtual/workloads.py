@@ -56,8 +56,10 @@ class Workload:
 
     def tokens(self, row: Row) -> npt.NDArray[np.int32]:
         """The prompt of a row as token ids, below VOCABULARY."""
-        ids = _mixed(np.array(row.blocks, np.uint64)[:, None] * np.uint64(self.block_tokens)
-                     + np.arange(self.block_tokens, dtype=np.uint64)[None, :])
+        ids = _mixed(
+            np.array(row.blocks, np.uint64)[:, None] * np.uint64(self.block_tokens)
+            + np.arange(self.block_tokens, dtype=np.uint64)[None, :]
+        )
         return (ids.reshape(-1)[: row.prompt_tokens] % np.uint64(VOCABULARY)).astype(np.int32)
 
 

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of what waits: `make bench-memory`.
+
+200,000 prompts of 4,000 tokens that share nothing wait in the core at once, ids drawn from a vocabulary of 65,536 and
+one of 131,072; then ten times as many pass through, one going in for each that ends. A third part has 300 shared heads
+of 3,000 tokens, which lie in memory once.
+
+    waiting_mib_*      resident memory that they add, in MiB (goal: at most 2,048)
+    growth_mib_*       what passing ten times as many through adds to that
+    bytes_per_request  memory of one request beside its ids
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+
+from benchmarks.frame import Report
+from benchmarks.load import DIGEST, Load, engine_facts
+from services.broker.core.workers import Amount, Worker
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+REQUESTS, TOKENS, PASSES = 200_000, 4_000, 10
+HEADS, HEAD_TOKENS = 300, 3_000
+MIB = 1024 * 1024
+
+
+def resident() -> int:
+    """Resident memory of this process, in bytes."""
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)
+
+
+def measure(answer: Connection, vocabulary: int, heads: int) -> None:
+    """Runs in a process of its own; sends (bytes waiting, bytes after the passes, estimated bytes)."""
+    load = Load(vocabulary=vocabulary, block_tokens=64, heads=heads, head_tokens=HEAD_TOKENS if heads else 0,
+                prompt_tokens=TOKENS, max_tokens=128)
+    before = resident()
+    while len(load.decision.requests) < REQUESTS:
+        load.submit(64)
+    waiting, estimated = resident() - before, load.decision.requests.held_bytes()
+    worker = Worker("w", engine_facts(vocabulary, 64), pool_tokens=1 << 24, credit=Amount(1 << 40, 64, 0), now=0.0)
+    load.decision.worker_up(worker)
+    for _ in range(PASSES * REQUESTS // 64):
+        load.finish(64)
+        load.submit(64)
+    answer.send((waiting, resident() - before, estimated))
+
+
+def run(vocabulary: int, heads: int) -> tuple[float, float, float]:
+    """Measures one part; returns waiting, growth and estimate in MiB."""
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=measure, args=(there, vocabulary, heads))
+    began = time.perf_counter()
+    process.start()
+    there.close()
+    waiting, after, estimated = here.recv()
+    process.join()
+    print(f"vocabulary {vocabulary:,}, {heads} heads: {waiting / MIB:,.0f} MiB waiting, {time.perf_counter() - began:.0f} s")
+    return waiting / MIB, (after - waiting) / MIB, estimated / MIB
+
+
+def main() -> None:
+    """Measures all parts."""
+    report = Report("memory")
+    report.fact("requests", REQUESTS)
+    report.fact("tokens", TOKENS)
+    for name, vocabulary, heads in (("64k", 1 << 16, 0), ("128k", 1 << 17, 0), ("heads", 1 << 16, HEADS)):
+        waiting, growth, estimated = run(vocabulary, heads)
+        report.figure(f"waiting_mib_{name}", [waiting], unit="MiB", goal="<= 2048")
+        report.figure(f"growth_mib_{name}", [growth], unit="MiB", goal="about 0")
+        report.figure(f"estimated_mib_{name}", [estimated], unit="MiB")
+    ids_mib = REQUESTS * TOKENS * 2 / MIB
+    report.figure(
+        "bytes_per_request", [(report_waiting(report, "waiting_mib_64k") - ids_mib) * MIB / REQUESTS], unit="B")
+    report.print()
+
+
+def report_waiting(report: Report, name: str) -> float:
+    """A figure of the report so far."""
+    return float(report.document()[name])  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What shared prompts are worth, and what of it each way of dispatching them gets: `make bench-traces TRACES=DIR`.
+
+Bulk jobs over 1, 4 and 16 cards in virtual time: two published traces (from `TRACES`; left out where it is not set),
+generated prompts in groups with a shared head, few large groups, and one job with nothing shared. `fabric` is the
+broker's own decision core; the others are the ideas of the routers that people use, see `benchmarks/virtual`. Each card
+has a pool of 1,000 blocks of 512 tokens and at most 256 requests in flight; when its pool is full it evicts what was
+used longest ago.
+
+    computed_over_bound   prompt tokens computed, cuts included, over the least possible
+    makespan_over_bound   time over a lower bound from the cards' own speeds
+
+`fabric_unled` is `fabric` with siblings sent at once and left to the engine's own scheduler, which holds a follower
+back while its head is being computed; on cards of `fabric_plain` and `fabric_unled_plain` it does not. Together they
+say what leader-first is worth.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.frame import Report
+from benchmarks.virtual import bounds, fleet
+from benchmarks.virtual.engine import Card
+from benchmarks.virtual.policies import POLICIES, Fabric
+from benchmarks.virtual.workloads import Workload, mooncake, shared_heads
+from services.broker.core.settings import CoreSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from benchmarks.virtual.fleet import Policy
+
+    Maker = Callable[[Workload, Sequence[Card]], Policy]
+
+WORKERS = (1, 4, 16)
+_UNLED = CoreSettings(lead_limit_s=0.0)
+
+
+def workloads(folder: Path | None) -> list[Workload]:
+    """The jobs, in the order of the table."""
+    found = [] if folder is None else [mooncake(path) for path in sorted(folder.glob("*_trace.jsonl"))]
+    return [
+        *found,
+        shared_heads(
+            "shared_prefix", groups=1024, prompts=16, head=2048, tail=128, output=256, block_tokens=512, seed=1
+        ),
+        shared_heads("batchllm", groups=48, prompts=256, head=4096, tail=512, output=128, block_tokens=512, seed=2),
+        shared_heads("nothing_shared", groups=1, prompts=8192, head=0, tail=1024, output=128, block_tokens=512, seed=3),
+    ]
+
+
+def makers(workers: int) -> dict[str, tuple[Maker, bool]]:
+    """Policies by name, and whether their cards hold followers back."""
+    made: dict[str, tuple[Maker, bool]] = {name: (maker, True) for name, maker in POLICIES.items()}
+    if workers == 4:
+
+        def unled(workload: Workload, cards: Sequence[Card]) -> Policy:
+            return Fabric(workload, cards, _UNLED)
+
+        made |= {"fabric_unled": (unled, True), "fabric_plain": (Fabric, False), "fabric_unled_plain": (unled, False)}
+    return made
+
+
+def row(workload: Workload, workers: int, name: str, maker: Maker, holds: bool) -> dict[str, Any]:
+    """Runs one cell of the table."""
+    cards = [replace(Card(), holds_followers=holds)] * workers
+    began = time.perf_counter()
+    outcome = fleet.run(maker(workload, cards), cards)
+    assert outcome.ended == len(workload.rows), "a request was lost"
+    return {
+        "trace": workload.name,
+        "workers": workers,
+        "policy": name,
+        "computed_over_bound": round(outcome.computed_tokens / workload.bound_tokens(), 5),
+        "makespan_over_bound": round(outcome.makespan_us / bounds.makespan_us(workload, cards), 4),
+        "makespan_s": round(outcome.makespan_us / 1e6, 2),
+        "idle_fraction": round(1 - statistics.fmean(outcome.busy_us) / outcome.makespan_us, 4),
+        "run_s": round(time.perf_counter() - began, 2),
+    }
+
+
+def main() -> None:
+    """Runs all cells; prints a line for each, and the report."""
+    folder = Path(os.environ["TRACES"]) if os.environ.get("TRACES") else None
+    if folder is not None and not list(folder.glob("*_trace.jsonl")):
+        sys.exit(f"TRACES={folder} has no *_trace.jsonl: name the folder of the published traces, or leave it out")
+    report = Report("traces")
+    rows: list[dict[str, Any]] = []
+    print(f"{'trace':<16}{'workers':>8}  {'policy':<20}{'computed/bound':>15}{'makespan/bound':>15}{'idle':>8}")
+    for workload in workloads(folder):
+        saving = 1 - workload.bound_tokens() / workload.logical_tokens()
+        print(f"{workload.name}: {len(workload.rows):,} requests, {saving:.1%} of the prompt tokens are shared")
+        for workers in WORKERS:
+            for name, (maker, holds) in makers(workers).items():
+                made = row(workload, workers, name, maker, holds)
+                rows.append(made)
+                print(
+                    f"{workload.name:<16}{workers:>8}  {name:<20}{made['computed_over_bound']:>15.4f}"
+                    f"{made['makespan_over_bound']:>15.3f}{made['idle_fraction']:>8.1%}",
+                    flush=True,
+                )
+    ours = [made for made in rows if made["policy"] == "fabric"]
+    for workers, goal in zip(WORKERS, ("<= 1.005", "<= 1.005", "<= 1.015"), strict=True):
+        mine = [made for made in ours if made["workers"] == workers]
+        report.figure(
+            f"computed_over_bound_{workers}", [made["computed_over_bound"] for made in mine], unit="", goal=goal
+        )
+        report.figure(
+            f"makespan_over_bound_{workers}", [made["makespan_over_bound"] for made in mine], unit="", goal="<= 1.1"
+        )
+    report.fact("rows", rows)
+    report.print()
+
+
+if __name__ == "__main__":
+    main()
