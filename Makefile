@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules --no-print-directory
-.PHONY: help setup proto build engine run up test test-native test-python test-long lint format check clean
+.PHONY: help setup proto build engine run up test test-native test-python test-long fuzz lint format check clean
 
 bin := .venv/bin
 engine := build/engines/smollm2-135m
@@ -45,9 +45,13 @@ test-python: engine ## Run the Python tests, end-to-end ones included.
 	@scripts/grpcurl
 	@$(bin)/pytest -m "not slow and not gpu"
 
-test-long: engine ## Run what is too long for `make test`.
+test-long: engine ## Run what is too long for `make test`, the thread sanitizer included.
+	@IFAB_TEST_LONG=1 TEST_LIMIT_S=1800 scripts/native test dev tsan
 	@scripts/grpcurl
 	@$(bin)/pytest -m slow --timeout 1800
+
+fuzz: setup ## Run the fuzz targets for SECONDS each (60); needs clang.
+	@scripts/fuzz $(or $(SECONDS),60)
 
 lint: setup ## Check form, types, imports and spelling.
 	@$(bin)/ruff check $(python_sources)
