@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from ifabric.provisioner.v1 import provisioner_service_pb2, provisioner_service_pb2_grpc
 from services.cli.running import CommandError
-from services.common.errors import UnavailableError
+from services.common.errors import DeadlineExceededError, UnavailableError
 from services.common.rpc import channel, translated
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ async def _poll(suite: Suite) -> list[broker_service_pb2.Engine]:
                     nodes = await provisioner.ListNodes(provisioner_service_pb2.ListNodesRequest(), timeout=_CALL_S)
                     _check(nodes.nodes)
                     listed = await broker.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=_CALL_S)
-            except UnavailableError:
+            except (DeadlineExceededError, UnavailableError):
                 pass
             else:
                 if wanted <= {node for engine in listed.engines for node in engine.node_ids}:
