@@ -72,8 +72,11 @@ class Load:
         self._tail_tokens = prompt_tokens - head_tokens
         self._max_tokens = max_tokens
         self._usage = generation_pb2.Usage(
-            prompt_tokens=prompt_tokens, cached_tokens=head_tokens, computed_tokens=prompt_tokens - head_tokens,
-            generated_tokens=max_tokens)
+            prompt_tokens=prompt_tokens,
+            cached_tokens=head_tokens,
+            computed_tokens=prompt_tokens - head_tokens,
+            generated_tokens=max_tokens,
+        )
         self._sink = Silence()
         self._made = 0
         self.ended = 0
@@ -110,8 +113,14 @@ class Load:
         self._made += 1
         head = self._heads[self._made % len(self._heads)]
         return Work(
-            ("", f"row-{self._made}"), np.concatenate([head, self._ids(self._tail_tokens)]), self._max_tokens, _DIGESTS,
-            self._sink, job="job", sampling=_SAMPLING)
+            ("", f"row-{self._made}"),
+            np.concatenate([head, self._ids(self._tail_tokens)]),
+            self._max_tokens,
+            _DIGESTS,
+            self._sink,
+            job="job",
+            sampling=_SAMPLING,
+        )
 
 
 _NO_SAMPLES: list[SampleEnd] = []

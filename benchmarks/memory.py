@@ -17,11 +17,10 @@ import multiprocessing
 import time
 from typing import TYPE_CHECKING
 
-import numpy as np
 import psutil
 
 from benchmarks.frame import Report
-from benchmarks.load import DIGEST, Load, engine_facts
+from benchmarks.load import Load, engine_facts
 from services.broker.core.workers import Amount, Worker
 
 if TYPE_CHECKING:
@@ -40,8 +39,14 @@ def resident() -> int:
 
 def measure(answer: Connection, vocabulary: int, heads: int) -> None:
     """Runs in a process of its own; sends (bytes waiting, bytes after the passes, estimated bytes)."""
-    load = Load(vocabulary=vocabulary, block_tokens=64, heads=heads, head_tokens=HEAD_TOKENS if heads else 0,
-                prompt_tokens=TOKENS, max_tokens=128)
+    load = Load(
+        vocabulary=vocabulary,
+        block_tokens=64,
+        heads=heads,
+        head_tokens=HEAD_TOKENS if heads else 0,
+        prompt_tokens=TOKENS,
+        max_tokens=128,
+    )
     before = resident()
     while len(load.decision.requests) < REQUESTS:
         load.submit(64)
@@ -63,7 +68,9 @@ def run(vocabulary: int, heads: int) -> tuple[float, float, float]:
     there.close()
     waiting, after, estimated = here.recv()
     process.join()
-    print(f"vocabulary {vocabulary:,}, {heads} heads: {waiting / MIB:,.0f} MiB waiting, {time.perf_counter() - began:.0f} s")
+    print(
+        f"vocabulary {vocabulary:,}, {heads} heads: {waiting / MIB:,.0f} MiB waiting, {time.perf_counter() - began:.0f} s"
+    )
     return waiting / MIB, (after - waiting) / MIB, estimated / MIB
 
 
@@ -79,7 +86,8 @@ def main() -> None:
         report.figure(f"estimated_mib_{name}", [estimated], unit="MiB")
     ids_mib = REQUESTS * TOKENS * 2 / MIB
     report.figure(
-        "bytes_per_request", [(report_waiting(report, "waiting_mib_64k") - ids_mib) * MIB / REQUESTS], unit="B")
+        "bytes_per_request", [(report_waiting(report, "waiting_mib_64k") - ids_mib) * MIB / REQUESTS], unit="B"
+    )
     report.print()
 
 

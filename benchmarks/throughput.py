@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a broker carries: `make bench-throughput`.
+
+Client, broker and one worker on the simulated engine in virtual time, all over real gRPC on this machine: prompts of
+1,024 tokens, 128 tokens out in deltas, through one Exchange stream. Then single calls one after the other, whose time
+is what the suite adds since the engine takes none. Then the decision core alone, with more and more that waits.
+
+    requests_per_s             requests through one stream (goal: 10,000; floor: 4,000)
+    broker_cpu_us_per_request  the broker's own processor time (goal: at most 100)
+    added_p50_ms, added_p99_ms what a single call takes (goal: p99 at most 2)
+    core_us_<n>                processor time of the core alone with n requests in flight
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+import psutil
+
+from benchmarks.frame import Report
+from benchmarks.load import Load, engine_facts
+from engines.simulated import write_simulated_engine
+from ifabric.broker.v1 import broker_service_pb2 as wire
+from ifabric.broker.v1 import broker_service_pb2_grpc
+from services.broker.core.workers import Amount, Worker
+from services.common.rpc import channel
+from tests.support.processes import ServiceProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROMPT_TOKENS, HEAD_TOKENS, HEADS, MAX_TOKENS = 1024, 768, 32, 128
+VOCABULARY = 32_000
+REQUESTS, BATCH, RUNS = 20_000, 64, 3
+CALLS = 500
+LIVE = (1_000, 10_000, 100_000, 1_000_000)
+ENDS = 20_000
+
+
+class Suite:
+    """Provisioner, worker and broker as processes."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        engine = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "engine"
+        write_simulated_engine(
+            engine,
+            slots=256,
+            step_token_budget=1 << 16,
+            kv_block_tokens=64,
+            kv_pool_blocks=200_000,
+            max_input_tokens=2048,
+            max_sequence_tokens=4096,
+            vocab_size=VOCABULARY,
+            step_us=0,
+            prompt_token_ns=0,
+            generated_token_ns=0,
+        )
+        self.provisioner = stack.enter_context(ServiceProcess("services.provisioner"))
+        self.worker = stack.enter_context(
+            ServiceProcess(
+                "services.worker",
+                {"engine_dir": str(engine), "provisioner": self.provisioner.address, "node_id": "bench"},
+            )
+        )
+        self.broker = stack.enter_context(
+            ServiceProcess("services.broker", {"provisioner": self.provisioner.address, "log_level": "warning"})
+        )
+
+
+def cpu_s(process: ServiceProcess) -> float:
+    """Processor time of a process so far, in seconds."""
+    times = psutil.Process(process.pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def messages(run: int) -> list[wire.ExchangeRequest]:
+    """All requests of one run, BATCH to a message; no two runs share a prompt."""
+    rng = np.random.default_rng(run)
+    heads = rng.integers(300, VOCABULARY, (HEADS, HEAD_TOKENS), dtype=np.int32)
+    made = []
+    for first in range(0, REQUESTS, BATCH):
+        message = wire.ExchangeRequest()
+        for at in range(first, min(first + BATCH, REQUESTS)):
+            request = message.requests.add(request_id=f"{run}-{at}", max_tokens=MAX_TOKENS)
+            tail = rng.integers(300, VOCABULARY, PROMPT_TOKENS - HEAD_TOKENS, dtype=np.int32)
+            request.prompt.packed_token_ids = np.concatenate([heads[at % HEADS], tail]).tobytes()
+        made.append(message)
+    made[0].open.CopyFrom(wire.ExchangeOpen(job_id=f"bench-{run}", stream_deltas=True))
+    return made
+
+
+async def exchange(stub: Any, requests: Sequence[wire.ExchangeRequest]) -> float:
+    """Sends a run and reads it to its end; returns the seconds that it took."""
+    call = stub.Exchange()
+
+    async def write() -> None:
+        for message in requests:
+            await call.write(message)
+        await call.done_writing()
+
+    began = time.perf_counter()
+    writer = asyncio.get_running_loop().create_task(write())
+    finished = 0
+    while (answer := await call.read()) is not grpc.aio.EOF:
+        finished += sum(outcome.HasField("finished") for outcome in answer.outcomes)
+    await writer
+    assert finished == REQUESTS, f"{finished} of {REQUESTS} requests finished"
+    return time.perf_counter() - began
+
+
+def request(text: str) -> wire.GenerateRequest:
+    """A single call for one token."""
+    prompt = wire.Prompt(text=text)
+    return wire.GenerateRequest(request=wire.GenerationRequest(prompt=prompt, max_tokens=1))
+
+
+async def ready(stub: Any) -> None:
+    """Waits until the suite answers."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            await stub.Generate(request("warm up"), timeout=5)
+        except grpc.aio.AioRpcError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+        else:
+            return
+
+
+async def latencies_ms(stub: Any) -> list[float]:
+    """What single calls take, one after the other, ascending."""
+    taken = []
+    for at in range(CALLS):
+        began = time.perf_counter()
+        await stub.Generate(request(f"call {at}"), timeout=10)
+        taken.append((time.perf_counter() - began) * 1e3)
+    return sorted(taken)
+
+
+async def over_the_wire(suite: Suite, report: Report) -> None:
+    """Measures what goes through real sockets."""
+    async with channel(suite.broker.address) as made:
+        stub = broker_service_pb2_grpc.BrokerServiceStub(made)
+        await ready(stub)
+        await exchange(stub, messages(0))
+        rates: list[float] = []
+        shares: dict[str, list[float]] = {"broker": [], "worker": [], "client": []}
+        for run in range(1, RUNS + 1):
+            requests = messages(run)
+            before = cpu_s(suite.broker), cpu_s(suite.worker), time.process_time()
+            rates.append(REQUESTS / await exchange(stub, requests))
+            after = cpu_s(suite.broker), cpu_s(suite.worker), time.process_time()
+            for name, start, end in zip(shares, before, after, strict=True):
+                shares[name].append((end - start) / REQUESTS * 1e6)
+        runs = [await latencies_ms(stub) for _ in range(RUNS)]
+    report.figure("requests_per_s", rates, unit="1/s", goal=">= 10,000, floor 4,000")
+    report.figure("broker_cpu_us_per_request", shares["broker"], unit="us", goal="<= 100")
+    report.figure("worker_cpu_us_per_request", shares["worker"], unit="us")
+    report.figure("client_cpu_us_per_request", shares["client"], unit="us")
+    report.figure("added_p50_ms", [statistics.median(run) for run in runs], unit="ms")
+    report.figure("added_p99_ms", [run[int(CALLS * 0.99)] for run in runs], unit="ms", goal="<= 2")
+
+
+def core_us(live: int, batch: int) -> float:
+    """Processor time of the core for one request, with so many in flight and so many to a batch."""
+    load = Load(
+        vocabulary=VOCABULARY,
+        block_tokens=64,
+        heads=300,
+        head_tokens=HEAD_TOKENS,
+        prompt_tokens=PROMPT_TOKENS,
+        max_tokens=MAX_TOKENS,
+    )
+    load.decision.worker_up(
+        Worker("bench", engine_facts(VOCABULARY, 64), pool_tokens=1 << 24, credit=Amount(1 << 40, 384, 0), now=0.0)
+    )
+    while len(load.decision.requests) < live:
+        load.submit(64)
+    spent = 0.0
+    while load.ended < ENDS:
+        works = load.works(batch)
+        began = time.thread_time()
+        refusals = load.decision.submit(works, load.now)
+        load.finish(batch)
+        spent += time.thread_time() - began
+        assert not any(refusals), "the core refused work"
+    return spent / load.ended * 1e6
+
+
+def main() -> None:
+    """Measures all parts."""
+    report = Report("throughput")
+    with ExitStack() as stack:
+        asyncio.run(over_the_wire(Suite(stack), report))
+    for live in LIVE:
+        report.figure(f"core_us_{live}", [core_us(live, 64)], unit="us", goal="does not grow")
+    for batch in (1, 8, 256):
+        report.figure(f"core_us_batch_{batch}", [core_us(10_000, batch)], unit="us")
+    report.fact("peak_rss_mb", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    report.print()
+
+
+if __name__ == "__main__":
+    main()
