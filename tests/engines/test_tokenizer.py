@@ -145,7 +145,9 @@ def test_no_code_point_of_unicode_differs_in_any_context(document: Tokenizer, to
 
 
 @pytest.mark.slow
-def test_no_text_of_a_million_differs(document: Tokenizer, model: GgufModel, tool: LlamaTool, weights: Path) -> None:
-    for seed in range(100, 110):
+def test_no_text_of_two_hundred_thousand_differs(
+    document: Tokenizer, model: GgufModel, tool: LlamaTool, weights: Path
+) -> None:
+    for seed in (100, 101):
         texts = tokenizer_corpus.texts(model.vocabulary.control_texts(), seed=seed, mixtures=100_000)
         prove(document, texts, tool, weights)
