@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that the broker keeps, through `ifab bulk` and `ifab mine`: whatever dies, the same command goes on."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import signal
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from engines.simulated import Simulation, write_simulated_engine
+from tests.support.suite import end, run, start, up
+from tests.support.waiting import block_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from engines.simulated import SimulatedEngine
+    from tests.support.suite import RunningSuite
+
+pytestmark = pytest.mark.timeout(300)
+
+ROWS = 2400
+TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SimulatedEngine]:
+    directory = tmp_path_factory.mktemp("states")
+    written = write_simulated_engine(
+        directory, engine_id="states", max_output_tokens=0, max_input_tokens=128, payload_dtype="float16",
+        hidden_size=512, time_mode="real", step_us=2000, slots=8,
+    )  # fmt: skip
+    return directory, written
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine that takes its time, and has a chat template."""
+    directory = tmp_path_factory.mktemp("texts")
+    write_simulated_engine(directory, engine_id="texts", time_mode="real", step_us=4000, slots=16)
+    config = json.dumps({"chat_template": TEMPLATE, "eos_token": "<|end|>"}).encode()
+    (directory / "tokenizer_config.json").write_bytes(config)
+    contract = json.loads((directory / "contract.json").read_bytes())
+    digest = hashlib.sha256(config).hexdigest()
+    contract["files"].append({"path": "tokenizer_config.json", "size_bytes": len(config), "sha256": digest})
+    (directory / "contract.json").write_text(json.dumps(contract))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def keeper(
+    texts: Path, states: tuple[Path, SimulatedEngine], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningSuite]:
+    with up(tmp_path_factory.mktemp("logs"), [texts, states[0]]) as running:
+        yield running
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"id": f"r{n}", "prompt": f"head {n % 10} row {n}", "max_tokens": 3}) for n in range(ROWS)]
+    lines[7] = "no row"
+    lines[2000] = json.dumps({"id": "typo", "prompt": "x", "max_token": 1})
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def lines_of(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def lines_are(path: Path, count: int) -> bool:
+    return lines_of(path) >= count
+
+
+def shards_are(folder: Path, count: int) -> bool:
+    return len(list(folder.glob("shard-*.safetensors"))) >= count
+
+
+def kill_when(words: tuple[str, ...], condition: Any) -> None:
+    """Starts a command and kills it, without a chance to clean up, once the condition holds."""
+    process = start(*words)
+    try:
+        block_until(lambda: condition() or process.poll() is not None, within_s=60, what="the moment to kill")
+        assert process.poll() is None, process.communicate()
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        end(process)
+
+
+def test_a_client_that_is_killed_again_and_again_writes_what_an_undisturbed_one_writes(
+    keeper: RunningSuite, prompts: Path, tmp_path: Path
+) -> None:
+    words = ("bulk", "run", str(prompts), "--broker", keeper.broker, "--engine-id", "texts", "--json")
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    kill_when((*words, "-o", str(out)), out.exists)
+    for rows in (1, ROWS // 4, ROWS // 2):
+        kill_when((*words, "-o", str(out)), functools.partial(lines_are, out, rows))
+        with out.open("ab") as cut:
+            cut.write(b'{"id": "half a li')  # what a kill in the middle of a write leaves
+    done = run(*words, "-o", str(out), within_s=90)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["requests"], report["failed"]) == (ROWS, 2)
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [
+        f"r{n}" for n in range(ROWS) if n not in {7, 2000}
+    ]
+    errors = [json.loads(line) for line in (tmp_path / "out.errors.jsonl").read_text().splitlines()]
+    assert [error["id"] for error in errors] == ["line-8", "typo"]
+
+    again = run(*words, "-o", str(whole), "--job", report["job_id"])
+    assert again.returncode == 0, again.stderr
+    assert whole.read_bytes() == out.read_bytes(), "the same rows, not a byte else"
+    assert (tmp_path / "whole.errors.jsonl").read_bytes() == (tmp_path / "out.errors.jsonl").read_bytes()
+    assert json.loads(again.stdout)["prompt_tokens_computed"] == report["prompt_tokens_computed"], "nothing ran again"
+
+    whole.write_text('{"id": "of another job"}\n')
+    wrong = run(*words, "-o", str(whole))
+    assert wrong.returncode == 1
+    assert "not the beginning of what the job" in wrong.stderr
+    assert whole.read_text() == '{"id": "of another job"}\n'
+
+
+def test_verbs_change_and_show_a_job(keeper: RunningSuite, tmp_path: Path) -> None:
+    # About 20 seconds of work, so that there is something left to pause when the next command has started.
+    rows, prompts = 400, tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"row {n}", "max_tokens": 200}) + "\n" for n in range(rows)))
+    to = ("--broker", keeper.broker, "--tenant", "verbs", "--json")
+
+    def said(verb: str, *words: str) -> dict[str, Any]:
+        done = run("bulk", verb, *words, *to)
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    job = said("submit", str(prompts), "--engine-id", "texts", "--priority", "3", "--job", "verbs")
+    assert (job["job_id"], job["priority"], job["rows"]) == ("verbs", 3, rows)
+    assert said("pause", "verbs")["state"] == "paused"
+    assert said("submit", str(prompts), "--engine-id", "texts", "--priority", "3", "--job", "verbs")["rows"] == rows
+    assert said("priority", "verbs", "9")["priority"] == 9
+    assert said("status", "verbs")["state"] == "paused"
+    assert said("resume", "verbs")["state"] in {"running", "completed"}
+    assert said("list")["job_id"] == "verbs"
+    out = tmp_path / "results.jsonl"
+    assert said("results", "verbs", "-o", str(out), "--follow")["rows"] == rows
+    assert said("watch", "verbs")["state"] == "completed"
+    assert lines_of(out) == rows
+    assert said("cancel", "verbs")["state"] == "completed", "what has ended stays as it ended"
+    assert said("delete", "verbs") == {"deleted": "verbs"}
+    gone = run("bulk", "status", "verbs", *to)
+    assert gone.returncode == 1
+    assert json.loads(gone.stdout)["error"]["code"] == "NOT_FOUND"
+
+
+def test_a_job_that_cannot_go_on_says_why_at_once(keeper: RunningSuite, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "x", "max_tokens": 1}\n')
+    words = (
+        "bulk",
+        "run",
+        str(rows),
+        "-o",
+        str(tmp_path / "o.jsonl"),
+        "--broker",
+        keeper.broker,
+        "--engine-id",
+        "none",
+    )
+    process = start(*words)
+    try:
+        assert process.stderr is not None
+        said = [process.stderr.readline() for _ in range(2)]
+        assert "stalled: " in said[1]
+        assert "none" in said[1]
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+        assert "the same command goes on where it was" in errors
+        assert process.returncode == 128 + signal.SIGINT
+    finally:
+        end(process)
+
+
+def test_an_empty_file_is_a_job_without_rows(keeper: RunningSuite, tmp_path: Path) -> None:
+    empty, out = tmp_path / "empty.jsonl", tmp_path / "out.jsonl"
+    empty.touch()
+    done = run("bulk", "run", str(empty), "-o", str(out), "--broker", keeper.broker, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["requests"] == 0
+    assert out.read_bytes() == b""
+
+
+def test_a_chat_file_is_answered_in_its_own_shape(keeper: RunningSuite, tmp_path: Path) -> None:
+    def chat(name: str, engine: str, **body: Any) -> str:
+        body = {"model": engine, "messages": [{"role": "user", "content": name}], **body}
+        return json.dumps({"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body})
+
+    batch, out = tmp_path / "batch.jsonl", tmp_path / "out.jsonl"
+    to = ("--broker", keeper.broker, "--provisioner", keeper.provisioner, "--json")
+    batch.write_text("\n".join([chat("a", "texts", max_tokens=2), chat("b", "texts", tools=[{}])]))
+    done = run("bulk", "run", str(batch), "-o", str(out), *to)
+    assert done.returncode == 0, done.stderr
+    [line] = [json.loads(line) for line in out.read_text().splitlines()]
+    body = line["response"]["body"]
+    assert (line["custom_id"], body["object"], body["model"]) == ("a", "chat.completion", "texts")
+    assert body["usage"]["prompt_tokens"] == len("<user>a<assistant>"), "the template's text, byte by byte"
+    [error] = [json.loads(line) for line in (tmp_path / "out.errors.jsonl").read_text().splitlines()]
+    assert error["response"]["body"]["error"]["param"] == "body.tools"
+
+    batch.write_text(chat("a", "states"))
+    refused = run("bulk", "run", str(batch), "-o", str(out), *to)
+    assert refused.returncode == 1
+    assert "states has no chat template" in refused.stderr
+    batch.write_text(chat("a", "gpt"))
+    unknown = run("bulk", "run", str(batch), "-o", str(out), *to)
+    assert "'gpt' is no engine that serves" in unknown.stderr
+    assert "(states, texts)" in unknown.stderr
+
+
+def test_mining_that_is_killed_goes_on_and_every_row_lies_where_the_index_says(
+    keeper: RunningSuite, states: tuple[Path, SimulatedEngine], tmp_path: Path
+) -> None:
+    rows, folder = tmp_path / "rows.jsonl", tmp_path / "states"
+    lines = [json.dumps({"id": f"r{n}", "prompt": f"row {n}"}) for n in range(6_000)]
+    lines[11] = "no row"
+    lines[12] = json.dumps({"id": "long", "prompt": "x" * 200})
+    rows.write_text("\n".join(lines))
+    words = ("mine", str(rows), "-o", str(folder), "--broker", keeper.broker, "--shard-mb", "1", "--json")
+    for shards in (1, 2):
+        kill_when(words, functools.partial(shards_are, folder, shards))
+    done = run(*words, within_s=120)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["rows"], said["failed"]) == (5_998, 2)
+    assert [json.loads(line)["id"] for line in (folder / "errors.jsonl").read_text().splitlines()] == [
+        "line-12",
+        "long",
+    ]
+
+    simulation = Simulation(states[1])
+    with sqlite3.connect(folder / "index.sqlite") as index:
+        found = index.execute("SELECT row_id, file, position FROM rows JOIN shards ON shard = number").fetchall()
+        whole = index.execute("SELECT file, rows, bytes, sha256 FROM shards").fetchall()
+    index.close()
+    assert {row_id for row_id, _, _ in found} == {f"r{n}" for n in range(6_000) if n not in {11, 12}}
+    assert len(whole) == said["shards"] == len(list(folder.glob("shard-*"))) >= 3
+    tensors = {}
+    for file, count, size, sha256 in whole:
+        content = (folder / file).read_bytes()
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (size, sha256)
+        tensors[file] = load_file(folder / file)["hidden_states"]
+        assert tensors[file].shape == (count, states[1].hidden_size)
+    for row_id, file, position in found[::97]:
+        prompt = list(f"row {row_id[1:]}".encode())
+        assert np.array_equal(tensors[file][position].astype(np.float32), simulation.payload(prompt))
+
+    rows.write_text("\n".join(lines[:5]))
+    other = run(*words)
+    assert other.returncode == 1
+    assert "was begun with another source_sha256" in other.stderr
