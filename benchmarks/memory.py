@@ -68,9 +68,8 @@ def run(vocabulary: int, heads: int) -> tuple[float, float, float]:
     there.close()
     waiting, after, estimated = here.recv()
     process.join()
-    print(
-        f"vocabulary {vocabulary:,}, {heads} heads: {waiting / MIB:,.0f} MiB waiting, {time.perf_counter() - began:.0f} s"
-    )
+    took = time.perf_counter() - began
+    print(f"vocabulary {vocabulary:,}, {heads} heads: {waiting / MIB:,.0f} MiB waiting, {took:.0f} s")
     return waiting / MIB, (after - waiting) / MIB, estimated / MIB
 
 
