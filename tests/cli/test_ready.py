@@ -10,11 +10,21 @@ from typing import Any
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from ifabric.provisioner.v1 import provisioner_service_pb2, provisioner_service_pb2_grpc
 from services.cli.ready import serving_engines
-from services.common.errors import DeadlineExceededError, UnavailableError
+from services.common.errors import DeadlineExceededError, UnavailableError, UnimplementedError
 from tests.support.servers import serving
 
 
-class SlowProvisioner(provisioner_service_pb2_grpc.ProvisionerServiceServicer):
+class Unserved:
+    """A servicer of which only what a test calls is there."""
+
+    def __getattr__(self, name: str) -> Any:
+        async def unserved(request: Any, context: Any) -> Any:
+            raise UnimplementedError(name)
+
+        return unserved
+
+
+class SlowProvisioner(Unserved):
     """Answers once it has had time to."""
 
     def __init__(self) -> None:
@@ -27,7 +37,7 @@ class SlowProvisioner(provisioner_service_pb2_grpc.ProvisionerServiceServicer):
         return provisioner_service_pb2.ListNodesResponse()
 
 
-class SlowBroker(broker_service_pb2_grpc.BrokerServiceServicer):
+class SlowBroker(Unserved):
     """Knows the engine of node `a` from its second call on."""
 
     def __init__(self) -> None:
