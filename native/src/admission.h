@@ -2,21 +2,16 @@
 //
 // Admission: when a request may enter the batcher. This file is the specification; the rules come first.
 //
-// Why it cannot deadlock
-// ----------------------
-//  1. What cannot run even in an empty engine is refused at submit (never_fits), so every waiting request would fit if
-//     all others had ended.
-//  2. A request enters only when the pool holds its whole need beside everything promised to those inside. So whoever
-//     is inside can take its next block without waiting for anybody: there is no hold-and-wait.
-//  3. Hence everything inside ends after finitely many steps that progress, and gives back what it held.
-//  4. Steps that do not progress become progress-only after kStalledSteps, which moves what the batcher itself blocks.
-//     (If not even that helps for longer than the contract allows, the engine has failed and everything fails with it.)
-//  5. While the first in order lacks room, nobody passes it: what is given back adds up until it fits.
-//  6. Others go first only by priority, at most kPasses times, or while it waits for a leader, at most kLeaderWaits
-//     rounds, and a leader is inside, so it ends (3).
-//  7. A batcher that says "no room" to the first in order although it is empty is asked kEmptyTries times; then that
-//     request fails and the next is first.
-//  8. So the first in order enters or fails after finitely many steps, and by induction over the order everyone does.
+// Why it cannot deadlock:
+//  1. What not even an empty engine could hold is refused at submit (never_fits).
+//  2. A request enters only when its whole need fits beside everything promised to those inside. So nobody inside waits
+//     for room, and there is no hold-and-wait: 3. everything inside ends after finitely many steps that progress.
+//  4. Steps that do not progress become progress-only, which moves what the batcher itself holds up; where even that does
+//     not help, the engine fails, and everything ends with it (engine_loop.cpp).
+//  5. While the first in order lacks room nobody passes it, so what is given back adds up until it fits (1, 3).
+//  6. It is passed at most kPasses times by higher priorities, and put off for at most kLeaderWaits rounds by a leader.
+//  7. An empty batcher that says "no room" to it is asked kEmptyTries times; then it fails.
+//  8. So the first in order enters or fails after finitely many steps, and by induction so does everybody.
 #pragma once
 
 #include <array>
