@@ -63,14 +63,16 @@ class JobClient:
         """One unary call, repeated while nobody answers."""
         return self.insist(lambda: getattr(self.stub, method)(request, timeout=timeout))
 
-    def insist(self, call: Callable[[], Any]) -> Any:
-        """Does something again for as long as the broker is away."""
-        deadline = time.monotonic() + self._patience_s
+    def insist(self, call: Callable[[], Any], progress: Callable[[], int] = lambda: 0) -> Any:
+        """Does something again for as long as the broker is away; patience begins anew with each progress."""
+        deadline, reached = time.monotonic() + self._patience_s, progress()
         while True:
             try:
                 return call()
             except grpc.RpcError as error:
                 told = typed(error)
+                if progress() > reached:
+                    deadline, reached = time.monotonic() + self._patience_s, progress()
                 if not isinstance(told, UnavailableError) or time.monotonic() > deadline:
                     raise told from error
                 self.repeats += 1
@@ -130,7 +132,7 @@ class JobClient:
                 found.extend(message.results)
                 assert message.next_row == first + len(found)
 
-        self.insist(once)
+        self.insist(once, lambda: len(found))
         return found
 
 
