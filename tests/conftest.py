@@ -21,6 +21,8 @@ for _name in [name for name in os.environ if name.startswith("IFAB_") and name !
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fails the run where a test left a process behind, and ends it."""
+    if session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput"):
+        return  # the children are the processes that ran the tests, and each has looked after its own
     tracker = multiprocessing.resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
     left = [child for child in psutil.Process().children(recursive=True) if child.pid != tracker]
     for child in left:
