@@ -119,4 +119,11 @@ def test_files_that_documents_name_exist() -> None:
         )
     }
     assert len(named_paths) > 30
-    assert sorted(each for each in named_paths if not (ROOT / each[1]).exists()) == []
+    # The page about the native half speaks from there.
+    roots = {"native.md": ROOT / "native"}
+    missing = {
+        (name, path)
+        for name, path in named_paths
+        if not any((root / path).exists() for root in {ROOT, roots.get(name, ROOT)})
+    }
+    assert sorted(missing) == []
