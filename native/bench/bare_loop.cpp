@@ -11,7 +11,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "bare loop: %s\n", what);
@@ -37,7 +39,8 @@ BareLoop::BareLoop(const llama::Config& config, const std::string& gguf_path) : 
 
   llama_context_params params = llama_context_default_params();
   params.n_seq_max = config.slots + 1;
-  params.n_ctx = (config.sequence_tokens + llama::kCacheGranule - 1) / llama::kCacheGranule * llama::kCacheGranule * params.n_seq_max;
+  params.n_ctx = (config.sequence_tokens + llama::kCacheGranule - 1) / llama::kCacheGranule * llama::kCacheGranule *
+                 params.n_seq_max;
   params.n_batch = params.n_ubatch = std::max(config.step_token_budget, config.sequence_tokens);
   params.n_threads = static_cast<int32_t>(config.threads);
   params.n_threads_batch = static_cast<int32_t>(config.batch_threads);
@@ -46,7 +49,8 @@ BareLoop::BareLoop(const llama::Config& config, const std::string& gguf_path) : 
   params.no_perf = true;
   context_ = llama_init_from_model(model_, params);
   if (context_ == nullptr) fail("cannot make a context");
-  ggml_threadpool_params pool = ggml_threadpool_params_default(static_cast<int>(std::max(config.threads, config.batch_threads)));
+  ggml_threadpool_params pool =
+      ggml_threadpool_params_default(static_cast<int>(std::max(config.threads, config.batch_threads)));
   pool.poll = 0;
   threads_ = ggml_threadpool_new(&pool);
   llama_attach_threadpool(context_, threads_, threads_);
@@ -83,7 +87,8 @@ llama_token BareLoop::choose(int32_t row) const {
 void BareLoop::start(const std::vector<int32_t>& prompt, const std::vector<int32_t>* next, llama_seq_id slot,
                      uint32_t tokens, Result& result) {
   // The last token is computed in any case, for its logits.
-  const size_t shared = std::min(shared_blocks(head_, prompt), (prompt.size() - 1) / llama::kBlockTokens * llama::kBlockTokens);
+  const size_t shared =
+      std::min(shared_blocks(head_, prompt), (prompt.size() - 1) / llama::kBlockTokens * llama::kBlockTokens);
   if (shared > 0) {
     llama_memory_seq_cp(memory_, head_sequence_, slot, -1, -1);
     llama_memory_seq_rm(memory_, slot, static_cast<llama_pos>(shared), -1);

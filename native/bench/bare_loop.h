@@ -18,7 +18,7 @@ class BareLoop {
  public:
   struct Result {
     uint64_t prompt_tokens_computed = 0;
-    uint64_t steps = 0;       // calls that generated
+    uint64_t steps = 0;  // calls that generated
     double wall_s = 0;
     double generating_s = 0;  // of it, in those calls and in choosing their tokens
   };

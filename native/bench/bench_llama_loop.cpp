@@ -43,10 +43,10 @@ int main(int argc, char** argv) {
   ifab::bench::BareLoop loop(engine.config, engine.gguf_path);
   const auto result = loop.run(prompts, static_cast<uint32_t>(tokens));
   const auto generated = prompts.size() * static_cast<size_t>(tokens);
-  std::printf("{\"requests\": %zu, \"generated_tokens\": %zu, \"prompt_tokens_computed\": %llu, \"steps\": %llu, "
-              "\"wall_s\": %.4f, \"tokens_per_s\": %.2f}\n",
-              prompts.size(), generated, static_cast<unsigned long long>(result.prompt_tokens_computed),
-              static_cast<unsigned long long>(result.steps), result.wall_s,
-              static_cast<double>(generated) / result.wall_s);
+  std::printf(
+      "{\"requests\": %zu, \"generated_tokens\": %zu, \"prompt_tokens_computed\": %llu, \"steps\": %llu, "
+      "\"wall_s\": %.4f, \"tokens_per_s\": %.2f}\n",
+      prompts.size(), generated, static_cast<unsigned long long>(result.prompt_tokens_computed),
+      static_cast<unsigned long long>(result.steps), result.wall_s, static_cast<double>(generated) / result.wall_s);
   return 0;
 }

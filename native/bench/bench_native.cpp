@@ -2,10 +2,10 @@
 //
 //   bench_native ENGINE_DIR [SEQUENCES [TOKENS [RUNS]]]      (16 64 7)
 //
-// What our library adds to a step of llama.cpp: SEQUENCES prompts of 64 tokens generate TOKENS tokens each, through the C
-// interface and through the bare loop, in turns; the time from the last computed prompt to the last token, by the number
-// of steps. Writes one JSON object: sequences, tokens, bare_step_us and library_step_us (medians), overhead (the median
-// over the runs of the one over the other, minus 1), and each run's in overhead_runs.
+// What our library adds to a step of llama.cpp: SEQUENCES prompts of 64 tokens generate TOKENS tokens each, through the
+// C interface and through the bare loop, in turns; the time from the last computed prompt to the last token, by the
+// number of steps. Writes one JSON object: sequences, tokens, bare_step_us and library_step_us (medians), overhead (the
+// median over the runs of the one over the other, minus 1), and each run's in overhead_runs.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -63,7 +63,8 @@ class Library {
       request.sampling.repetition_penalty = 1;
     }
     std::vector<ifab_submit_result_t> results(prompts.size());
-    if (ifab_engine_submit(engine_, requests.data(), static_cast<uint32_t>(requests.size()), results.data(), nullptr, 0) != IFAB_OK ||
+    if (ifab_engine_submit(engine_, requests.data(), static_cast<uint32_t>(requests.size()), results.data(), nullptr,
+                           0) != IFAB_OK ||
         std::any_of(results.begin(), results.end(), [](const auto& result) { return result.status != IFAB_OK; })) {
       fail("submit", "a request was refused");
     }
@@ -103,7 +104,9 @@ double median(std::vector<double> values) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto number = [&](int index, long otherwise) { return argc > index ? std::strtol(argv[index], nullptr, 10) : otherwise; };
+  const auto number = [&](int index, long otherwise) {
+    return argc > index ? std::strtol(argv[index], nullptr, 10) : otherwise;
+  };
   const long sequences = number(2, 16);
   const long tokens = number(3, 64);
   const long runs = number(4, 7);
@@ -115,7 +118,8 @@ int main(int argc, char** argv) {
   if (static_cast<uint32_t>(sequences) > engine.config.slots) fail("sequences", "more than the engine has slots");
   Prompts prompts(static_cast<size_t>(sequences));
   for (size_t i = 0; i < prompts.size(); ++i) {
-    for (size_t k = 0; k < 64; ++k) prompts[i].push_back(static_cast<int32_t>((i * 131 + k * 17 + 100) % engine.vocab_size));
+    for (size_t k = 0; k < 64; ++k)
+      prompts[i].push_back(static_cast<int32_t>((i * 131 + k * 17 + 100) % engine.vocab_size));
   }
   ifab::bench::BareLoop bare(engine.config, engine.gguf_path);
   Library library(argv[1]);
@@ -129,9 +133,10 @@ int main(int argc, char** argv) {
     library_us.push_back(library_step);
     overhead.push_back(library_step / bare_step - 1);
   }
-  std::printf("{\"sequences\": %ld, \"tokens\": %ld, \"bare_step_us\": %.1f, \"library_step_us\": %.1f, \"overhead\": %.4f, "
-              "\"overhead_runs\": [",
-              sequences, tokens, median(bare_us), median(library_us), median(overhead));
+  std::printf(
+      "{\"sequences\": %ld, \"tokens\": %ld, \"bare_step_us\": %.1f, \"library_step_us\": %.1f, \"overhead\": %.4f, "
+      "\"overhead_runs\": [",
+      sequences, tokens, median(bare_us), median(library_us), median(overhead));
   for (size_t i = 0; i < overhead.size(); ++i) std::printf("%s%.4f", i > 0 ? ", " : "", overhead[i]);
   std::printf("]}\n");
   return 0;

@@ -26,7 +26,8 @@ struct EngineFiles {
     std::vector<Finding> findings;
     const auto config = status.ok() ? llama::read_config(text, findings) : std::nullopt;
     if (!config || opened->contract() == nullptr) {
-      std::fprintf(stderr, "%s is no engine directory of the llama backend: %s\n", directory.c_str(), status.message().c_str());
+      std::fprintf(stderr, "%s is no engine directory of the llama backend: %s\n", directory.c_str(),
+                   status.message().c_str());
       std::exit(1);
     }
     return {*config, opened->file_path(config->gguf), opened->contract()->model.vocab_size};

@@ -36,12 +36,24 @@ void* allocate(size_t size) {
 
 }  // namespace
 
-void* operator new(size_t size) { return allocate(size); }
-void* operator new[](size_t size) { return allocate(size); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+void* operator new(size_t size) {
+  return allocate(size);
+}
+void* operator new[](size_t size) {
+  return allocate(size);
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, size_t) noexcept {
+  std::free(memory);
+}
 
 extern "C" {
 int32_t __real_llama_decode(llama_context* context, llama_batch batch);
@@ -72,7 +84,9 @@ class CountingSink final : public Sink {
  public:
   explicit CountingSink(size_t payload_bytes) : payload_(payload_bytes) {}
   void prompt_computed(uint64_t, uint32_t) override {}
-  void tokens(uint64_t, uint32_t, std::span<const int32_t> tokens, std::span<const float>) override { generated += tokens.size(); }
+  void tokens(uint64_t, uint32_t, std::span<const int32_t> tokens, std::span<const float>) override {
+    generated += tokens.size();
+  }
   void context_done(uint64_t, uint32_t, uint32_t, std::span<const float>) override {}
   uint8_t* payload(uint64_t) override { return payload_.data(); }
   void finished(uint64_t, uint32_t, int32_t, int32_t, std::string_view) override { ++ended; }
@@ -145,7 +159,9 @@ TEST(LlamaAllocation, CountsWhatIsAllocated) {
   allocations = 0;
 }
 
-TEST(LlamaAllocation, StepsOfStreamsAllocateNothing) { expect_no_allocation({}, varied_requests(true)); }
+TEST(LlamaAllocation, StepsOfStreamsAllocateNothing) {
+  expect_no_allocation({}, varied_requests(true));
+}
 
 TEST(LlamaAllocation, StepsOfAUnifiedPoolAllocateNothing) {
   expect_no_allocation(TinyEngine::unified(4096), varied_requests(true));

@@ -18,7 +18,9 @@ std::vector<int32_t> joined(std::vector<int32_t> head, const std::vector<int32_t
   return head;
 }
 
-std::vector<int32_t> tiny_prompt(uint64_t seed, size_t size) { return random_prompt(seed, size, tiny_vocab_size()); }
+std::vector<int32_t> tiny_prompt(uint64_t seed, size_t size) {
+  return random_prompt(seed, size, tiny_vocab_size());
+}
 
 Request with_stops(std::vector<int32_t> prompt, uint32_t max_tokens) {
   Request request = plain_request(std::move(prompt), max_tokens);
@@ -323,7 +325,8 @@ TEST_F(LlamaBatcher, PayloadIsTheStateOfTheLastTokenWhateverRunsBesideIt) {
   EXPECT_TRUE(driver.told(14).samples[0].tokens.empty());
   // The final norm of the state behind the last block is the state before the output head.
   double square = 0;
-  for (size_t i = 2 * kTinyHidden; i < alone.size(); ++i) square += static_cast<double>(alone[i]) * static_cast<double>(alone[i]);
+  for (size_t i = 2 * kTinyHidden; i < alone.size(); ++i)
+    square += static_cast<double>(alone[i]) * static_cast<double>(alone[i]);
   const auto rms = static_cast<float>(std::sqrt(square / kTinyHidden + 1e-5));
   for (size_t i = 0; i < kTinyHidden; ++i) EXPECT_NEAR(alone[i], alone[2 * kTinyHidden + i] / rms, 1e-3f);
   expect_clean(driver);

@@ -13,7 +13,6 @@
 #include "prefixes.h"
 #include "session.h"
 
-
 namespace ifab::llama {
 namespace {
 
@@ -30,7 +29,9 @@ class ModelOfCells {
     for (uint32_t i = 0; i < tokens; ++i) cells_[static_cast<size_t>(id)].push_back(next_++);
   }
   void end(int32_t id) { cells_[static_cast<size_t>(id)].clear(); }
-  void rename(int32_t from, int32_t to) { std::swap(cells_[static_cast<size_t>(from)], cells_[static_cast<size_t>(to)]); }
+  void rename(int32_t from, int32_t to) {
+    std::swap(cells_[static_cast<size_t>(from)], cells_[static_cast<size_t>(to)]);
+  }
   uint64_t held(size_t end) const {
     std::set<uint64_t> all;
     for (size_t i = 0; i < end; ++i) all.insert(cells_[i].begin(), cells_[i].end());
@@ -160,7 +161,8 @@ TEST_F(SessionTest, RefusesEveryArgumentThatWouldEndTheProcess) {
   EXPECT_THROW(session_->add_row(0, 5, 256, false), std::logic_error) << "more rows than a batch holds";
   session_->clear_batch();
   for (uint32_t i = 0; i < session_->most_outputs(); ++i) session_->add_row(0, 5, i, true);
-  EXPECT_THROW(session_->add_row(0, 5, session_->most_outputs(), true), std::logic_error) << "more outputs than there is room for";
+  EXPECT_THROW(session_->add_row(0, 5, session_->most_outputs(), true), std::logic_error)
+      << "more outputs than there is room for";
   ASSERT_EQ(append(0, 3), Session::Outcome::kDone);
   EXPECT_THROW(session_->logits(0), std::logic_error) << "a row that asked for no output";
   EXPECT_THROW(session_->logits(3), std::logic_error);

@@ -85,7 +85,8 @@ TEST_F(LlamaDirectory, EveryFieldIsRequired) {
   const Json whole = read(directory_.path() / "llama.json");
   for (const auto& [key, value] : whole.items()) {
     const std::string name = key;
-    EXPECT_NE(with_configuration([&](Json& json) { json.erase(name); }).find("llama.json:" + name), std::string::npos) << name;
+    EXPECT_NE(with_configuration([&](Json& json) { json.erase(name); }).find("llama.json:" + name), std::string::npos)
+        << name;
   }
   EXPECT_NE(with_configuration([](Json& json) { json["n_ctx"] = 4096; }).find("n_ctx"), std::string::npos);
 }
@@ -122,7 +123,8 @@ TEST_F(LlamaDirectory, DisagreementsWithTheContractAreFindings) {
   expect([](Json& json) { json["model"]["kv_cache_dtype"] = "q8_0"; }, "model.kv_cache_dtype: q8_0");
   expect([](Json& json) { json["runtime"]["version"] = "0.0.1"; }, "runtime.version");
   expect([](Json& json) { json["runtime"]["name"] = "vllm"; }, "runtime.name");
-  write(TinyEngine::mining({-1}), [](Json&) {}, [](Json& json) { json["capabilities"]["payload"]["dtype"] = "float16"; });
+  write(
+      TinyEngine::mining({-1}), [](Json&) {}, [](Json& json) { json["capabilities"]["payload"]["dtype"] = "float16"; });
   EXPECT_NE(findings().find("capabilities.payload.dtype"), std::string::npos);
 }
 

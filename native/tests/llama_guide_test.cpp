@@ -64,18 +64,24 @@ TEST(Regex, AllowsWhatMatchesAsAWhole) {
   expect_texts(kRegex, "x{3}y{2,}z?", {"xxxyy", "xxxyyyyz"}, {"xxyy", "xxxy", "xxxyyzz"});
   expect_texts(kRegex, "[^0-9\\n]+", {"abc", "\xC3\xA4\xE2\x82\xAC\xF0\x9F\x98\x80"}, {"a1", "a\n", "", "\xC3"});
   expect_texts(kRegex, "\\d{4}-\\d\\d", {"2026-11"}, {"2026-1", "26-11"});
-  expect_texts(kRegex, "^a.c$", {"abc", "a\xE2\x82\xAC" "c"}, {"a\nc", "ac"});
+  expect_texts(kRegex, "^a.c$",
+               {"abc",
+                "a\xE2\x82\xAC"
+                "c"},
+               {"a\nc", "ac"});
   expect_texts(kRegex, "(?:a|(?P<n>b))+?", {"a", "abba"}, {"", "c"});
   expect_texts(kRegex, "[]a-]+", {"]", "a-]"}, {"b"});
-  expect_texts(kRegex, "\\x41\\u20ac\\.\\[", {"A\xE2\x82\xAC.["}, {"A\xE2\x82\xAC" "a["});
+  expect_texts(kRegex, "\\x41\\u20ac\\.\\[", {"A\xE2\x82\xAC.["},
+               {"A\xE2\x82\xAC"
+                "a["});
   expect_texts(kRegex, "[\\w-]+\\s\\S", {"a_1-b c"}, {"a", "a  "});
   expect_texts(kRegex, "(a?){3}(b*)*", {"", "aa", "aaabbb"}, {"aaaa", "ba"});
   expect_texts(kRegex, "[\xC3\xA4-\xC3\xB6]", {"\xC3\xA5"}, {"a", "\xC3\xB7"});
 }
 
 TEST(Regex, RefusesByNameWhatItDoesNotEnforce) {
-  for (const char* text : {"(?=a)b", "(?!a)b", "(?<=a)b", "(?i)a", "a\\b", "(a)\\1", "\\p{L}", "a++", "a^b", "a$b", "(^a)",
-                           "[[:alpha:]]"}) {
+  for (const char* text : {"(?=a)b", "(?!a)b", "(?<=a)b", "(?i)a", "a\\b", "(a)\\1", "\\p{L}", "a++", "a^b", "a$b",
+                           "(^a)", "[[:alpha:]]"}) {
     expect_refused(kRegex, text, IFAB_UNIMPLEMENTED, "not supported");
   }
   for (const char* text : {"(a", "a)", "[a", "a{2,1}", "*a", "a**", "\\x4", "[z-a]", "a{", "(?<n", "\\ud800"}) {
@@ -88,10 +94,14 @@ TEST(Gbnf, AllowsWhatTheGrammarDerives) {
   expect_texts(kGrammar, "root ::= \"a\" b* # tail\nb ::= [x-z] | \"\\n\"", {"a", "axyz\n"}, {"", "ab"});
   expect_texts(kGrammar, "root ::= s\ns ::= \"(\" s \")\" s | \"\"", {"", "()", "(())()"}, {"(", "())"});
   expect_texts(kGrammar, "root ::= (\"yes\" |\n  \"no\") [.!]?", {"yes", "no!"}, {"yesno", "maybe"});
-  expect_texts(kGrammar, "root ::= [^\"\\\\] .{2} \"\\x41\\u00e4\"", {"x\xE2\x82\xAC" "bA\xC3\xA4"}, {"\"bbA\xC3\xA4"});
+  expect_texts(kGrammar, "root ::= [^\"\\\\] .{2} \"\\x41\\u00e4\"",
+               {"x\xE2\x82\xAC"
+                "bA\xC3\xA4"},
+               {"\"bbA\xC3\xA4"});
   expect_texts(kGrammar, "root ::= a{2,3}\na ::= \"b\"", {"bb", "bbb"}, {"b", "bbbb"});
   expect_texts(kGrammar, "root ::= ((\"a\"*)*)*", {"", "aaa"}, {"b"});
-  expect_texts(kGrammar, "expr ::= term (\"+\" term)*\nterm ::= [0-9]+ | \"(\" expr \")\"\nroot ::= expr", {"1+(2+34)"}, {"1+", "()"});
+  expect_texts(kGrammar, "expr ::= term (\"+\" term)*\nterm ::= [0-9]+ | \"(\" expr \")\"\nroot ::= expr", {"1+(2+34)"},
+               {"1+", "()"});
 }
 
 TEST(Gbnf, RefusesWhatIsNoGrammarWithThePlace) {
@@ -103,7 +113,8 @@ TEST(Gbnf, RefusesWhatIsNoGrammarWithThePlace) {
   expect_refused(kGrammar, "root ::= <[7]>", IFAB_UNIMPLEMENTED, "token");
   expect_refused(kGrammar, "root ::= root \"a\" | \"b\"", IFAB_INVALID_ARGUMENT, "left recursion");
   expect_refused(kGrammar, "root ::= e? root \"a\" | \"b\"\ne ::= \"x\"", IFAB_INVALID_ARGUMENT, "left recursion");
-  expect_refused(kGrammar, "root ::= a\na ::= b \"x\"\nb ::= c\nc ::= a \"y\" | \"z\"", IFAB_INVALID_ARGUMENT, "left recursion");
+  expect_refused(kGrammar, "root ::= a\na ::= b \"x\"\nb ::= c\nc ::= a \"y\" | \"z\"", IFAB_INVALID_ARGUMENT,
+                 "left recursion");
   expect_refused(kGrammar, "root ::= \"a\" root", IFAB_INVALID_ARGUMENT, "end");
   expect_refused(kGrammar, "", IFAB_INVALID_ARGUMENT, "root");
 }
@@ -113,17 +124,20 @@ TEST(JsonSchema, AllowsValuesOfEachType) {
   expect_texts(kSchema, R"({"type": "boolean"})", {"true", "false"}, {"True", "0"});
   expect_texts(kSchema, R"({"type": "integer"})", {"0", "-1", "123456789"}, {"01", "-0", "1.0", "1e3", "+1"});
   expect_texts(kSchema, R"({"type": "number"})", {"0", "-0.5", "1e3", "12.25E-2"}, {".5", "1.", "01", "NaN"});
-  expect_texts(kSchema, R"({"type": "string"})", {R"("")", R"("a\n\"")", "\"\xE2\x82\xAC\""}, {"\"a\nb\"", "a", R"("a)"});
+  expect_texts(kSchema, R"({"type": "string"})", {R"("")", R"("a\n\"")", "\"\xE2\x82\xAC\""},
+               {"\"a\nb\"", "a", R"("a)"});
   expect_texts(kSchema, R"({"type": ["integer", "null"]})", {"7", "null"}, {"\"7\"", "7.5"});
   expect_texts(kSchema, "true", {"{\"a\": [1, {}, null]}", "[ ]", "\"x\""}, {"{a: 1}", "[1,]"});
-  expect_texts(kSchema, R"({"enum": ["a", 1, null, {"k": [true]}]})", {"\"a\"", "1", "null", "{\"k\": [true]}"}, {"a", "2"});
+  expect_texts(kSchema, R"({"enum": ["a", 1, null, {"k": [true]}]})", {"\"a\"", "1", "null", "{\"k\": [true]}"},
+               {"a", "2"});
   expect_texts(kSchema, R"({"type": "string", "enum": ["a", 1]})", {"\"a\""}, {"1"});
   expect_texts(kSchema, R"({"const": "it's \"x\""})", {R"("it's \"x\"")"}, {"\"x\""});
 }
 
 TEST(JsonSchema, BoundsOfNumbersHold) {
   for (const auto& [low, high] : {std::pair{0, 120}, {-5, 5}, {7, 7}, {99, 1001}, {-300, -12}, {18, 64}}) {
-    const std::string schema = R"({"type": "integer", "minimum": )" + std::to_string(low) + R"(, "maximum": )" + std::to_string(high) + "}";
+    const std::string schema =
+        R"({"type": "integer", "minimum": )" + std::to_string(low) + R"(, "maximum": )" + std::to_string(high) + "}";
     Automaton automaton(read_json_schema(schema));
     for (int value = -1500; value <= 1500; ++value) {
       EXPECT_EQ(accepts(automaton, std::to_string(value)), low <= value && value <= high) << schema << " " << value;
@@ -131,33 +145,44 @@ TEST(JsonSchema, BoundsOfNumbersHold) {
   }
   expect_texts(kSchema, R"({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 5})", {"4"}, {"3", "5"});
   expect_texts(kSchema, R"({"type": "integer", "minimum": 2.5})", {"3", "999"}, {"2", "-3"});
-  expect_texts(kSchema, R"({"type": "number", "minimum": 0, "maximum": 1})", {"0", "1", "0.75"}, {"1.5", "-0.1", "1e0"});
-  expect_texts(kSchema, R"({"type": "number", "exclusiveMinimum": 0, "maximum": 10})", {"1", "9.99", "10"}, {"0", "10.1", "0.0"});
-  expect_texts(kSchema, R"({"type": "number", "minimum": -2, "maximum": 3})", {"-1.9", "-2", "2.5", "-0.5"}, {"-2.5", "3.1"});
+  expect_texts(kSchema, R"({"type": "number", "minimum": 0, "maximum": 1})", {"0", "1", "0.75"},
+               {"1.5", "-0.1", "1e0"});
+  expect_texts(kSchema, R"({"type": "number", "exclusiveMinimum": 0, "maximum": 10})", {"1", "9.99", "10"},
+               {"0", "10.1", "0.0"});
+  expect_texts(kSchema, R"({"type": "number", "minimum": -2, "maximum": 3})", {"-1.9", "-2", "2.5", "-0.5"},
+               {"-2.5", "3.1"});
 }
 
 TEST(JsonSchema, StringsKeepTheirLengthPatternAndFormat) {
-  expect_texts(kSchema, R"({"type": "string", "minLength": 2, "maxLength": 3})", {R"("ab")", R"("a\"\n")"}, {R"("a")", R"("abcd")"});
+  expect_texts(kSchema, R"({"type": "string", "minLength": 2, "maxLength": 3})", {R"("ab")", R"("a\"\n")"},
+               {R"("a")", R"("abcd")"});
   expect_texts(kSchema, R"({"type": "string", "pattern": "^[a-z]+\\d$"})", {R"("ab1")"}, {R"("ab")", R"("1")"});
   expect_texts(kSchema, R"({"type": "string", "pattern": "b+"})", {R"("abbc")"}, {R"("ac")"});
   expect_texts(kSchema, R"({"type": "string", "pattern": "^.\"$"})", {R"("a\"")"}, {R"("a"")"});
-  expect_texts(kSchema, R"({"type": "string", "format": "date"})", {R"("2026-11-28")"}, {R"("2026-13-01")", R"("26-1-1")"});
+  expect_texts(kSchema, R"({"type": "string", "format": "date"})", {R"("2026-11-28")"},
+               {R"("2026-13-01")", R"("26-1-1")"});
   expect_texts(kSchema, R"({"type": "string", "format": "ipv4"})", {R"("10.0.255.1")"}, {R"("10.0.256.1")"});
 }
 
 TEST(JsonSchema, ArraysKeepTheirItemsAndNumber) {
-  expect_texts(kSchema, R"({"type": "array", "items": {"type": "integer"}})", {"[]", "[1]", "[1, 2,3]"}, {"[1 2]", "[,]", "[\"a\"]"});
-  expect_texts(kSchema, R"({"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 3})", {"[1,1]", "[1,1,1]"}, {"[1]", "[1,1,1,1]"});
-  expect_texts(kSchema, R"({"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "items": false})", {"[]", "[1]", "[1,2]"}, {"[2]", "[1,2,3]"});
-  expect_texts(kSchema, R"({"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}, "minItems": 2})", {"[1,2]", "[1,2,2]"}, {"[1]", "[]", "[2,2]"});
+  expect_texts(kSchema, R"({"type": "array", "items": {"type": "integer"}})", {"[]", "[1]", "[1, 2,3]"},
+               {"[1 2]", "[,]", "[\"a\"]"});
+  expect_texts(kSchema, R"({"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 3})",
+               {"[1,1]", "[1,1,1]"}, {"[1]", "[1,1,1,1]"});
+  expect_texts(kSchema, R"({"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "items": false})",
+               {"[]", "[1]", "[1,2]"}, {"[2]", "[1,2,3]"});
+  expect_texts(kSchema, R"({"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}, "minItems": 2})",
+               {"[1,2]", "[1,2,2]"}, {"[1]", "[]", "[2,2]"});
 }
 
 TEST(JsonSchema, ObjectsHaveTheirMembersInOrder) {
-  constexpr auto kObject = R"({"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}}, "required": ["b"]})";
+  constexpr auto kObject =
+      R"({"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}}, "required": ["b"]})";
   expect_texts(kSchema, kObject, {R"({"b": 2})", R"({"a":1,"b":2,"c":3})", R"({ "a": 1, "b": 2 })", "{\n  \"b\": 2\n}"},
                {"{}", R"({"a": 1})", R"({"b": 2, "a": 1})", R"({"b": 2,})", R"({"b": 3})"});
   expect_texts(kSchema, R"({"type": "object", "properties": {"a": {}}})", {"{}", R"({"a": [null]})"}, {R"({"b": 1})"});
-  expect_texts(kSchema, R"({"type": "object", "additionalProperties": {"type": "integer"}})", {"{}", R"({"x": 1, "y": 2})"}, {R"({"x": "1"})"});
+  expect_texts(kSchema, R"({"type": "object", "additionalProperties": {"type": "integer"}})",
+               {"{}", R"({"x": 1, "y": 2})"}, {R"({"x": "1"})"});
   expect_texts(kSchema, R"({"type": "object", "additionalProperties": false})", {"{}", "{ }"}, {R"({"x": 1})"});
   expect_texts(kSchema, R"({"required": ["x"]})", {R"({"x": null})"}, {"{}"});
 }
@@ -165,10 +190,12 @@ TEST(JsonSchema, ObjectsHaveTheirMembersInOrder) {
 TEST(JsonSchema, SchemasReferToEachOther) {
   constexpr auto kTree = R"({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "required": ["v", "next"],
       "properties": {"v": {"type": "integer"}, "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}}}}})";
-  expect_texts(kSchema, kTree, {R"({"v": 1, "next": {"v": 2, "next": null}})"}, {R"({"v": 1})", R"({"v": 1, "next": 2})"});
+  expect_texts(kSchema, kTree, {R"({"v": 1, "next": {"v": 2, "next": null}})"},
+               {R"({"v": 1})", R"({"v": 1, "next": 2})"});
   expect_texts(kSchema, R"({"anyOf": [{"type": "integer"}, {"const": "x"}]})", {"3", "\"x\""}, {"\"y\""});
   expect_texts(kSchema, R"({"oneOf": [{"type": "integer"}, {"type": "string"}]})", {"3", "\"y\""}, {"null"});
-  expect_texts(kSchema, R"({"allOf": [{"$ref": "#/definitions/a~1b"}], "definitions": {"a/b": {"const": 5}}})", {"5"}, {"6"});
+  expect_texts(kSchema, R"({"allOf": [{"$ref": "#/definitions/a~1b"}], "definitions": {"a/b": {"const": 5}}})", {"5"},
+               {"6"});
 }
 
 TEST(JsonSchema, RefusesByNameWhatItDoesNotEnforce) {
@@ -200,7 +227,8 @@ TEST(JsonSchema, RefusesWhatIsNoSchema) {
   expect_refused(kSchema, R"({"type": "integer", "minimum": 5, "maximum": 4})", IFAB_INVALID_ARGUMENT, "bounds");
   expect_refused(kSchema, R"({"type": "array", "minItems": 3, "maxItems": 2})", IFAB_INVALID_ARGUMENT, "minItems");
   expect_refused(kSchema, R"({"type": "string", "minLength": -1})", IFAB_INVALID_ARGUMENT, "minLength");
-  expect_refused(kSchema, R"({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}})", IFAB_INVALID_ARGUMENT, "end");
+  expect_refused(kSchema, R"({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}})",
+                 IFAB_INVALID_ARGUMENT, "end");
   std::string chain = R"({"$ref": "#/$defs/0", "$defs": {)";
   for (int i = 0; i < 5000; ++i) {
     chain += "\"" + std::to_string(i) + R"(": {"anyOf": [{"$ref": "#/$defs/)" + std::to_string(i + 1) + "\"}]},";
@@ -245,13 +273,14 @@ TEST(Guides, AnAmbiguousGrammarEndsInAnErrorAndNotInAllMemory) {
 
 TEST(Guides, TextsOfAGrammarAreFoundByWalkingIt) {
   // Whatever a walk along allowed bytes makes, another reading of the same grammar accepts.
-  constexpr std::array<std::pair<int32_t, const char*>, 6> kGuides{{
-      {kSchema, R"({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "number", "minimum": -3, "maximum": 30}, "maxItems": 3}, "b": {"type": "string", "maxLength": 4}}, "required": ["a"]})"},
-      {kSchema, R"({"enum": [1, "two", [3]]})"},
-      {kRegex, "([a-f]{2,4}|\xE2\x82\xAC+){1,3}-\\d{1,3}"},
-      {kRegex, "(a|b)?c{0,5}"},
-      {kGrammar, "root ::= item (\",\" item){0,3}\nitem ::= [a-z] [0-9]?"},
-      {kGrammar, "root ::= \"(\" root \")\" | \"x\""}}};
+  constexpr std::array<std::pair<int32_t, const char*>, 6> kGuides{
+      {{kSchema,
+        R"({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "number", "minimum": -3, "maximum": 30}, "maxItems": 3}, "b": {"type": "string", "maxLength": 4}}, "required": ["a"]})"},
+       {kSchema, R"({"enum": [1, "two", [3]]})"},
+       {kRegex, "([a-f]{2,4}|\xE2\x82\xAC+){1,3}-\\d{1,3}"},
+       {kRegex, "(a|b)?c{0,5}"},
+       {kGrammar, "root ::= item (\",\" item){0,3}\nitem ::= [a-z] [0-9]?"},
+       {kGrammar, "root ::= \"(\" root \")\" | \"x\""}}};
   std::mt19937_64 random(3);
   for (const auto& [kind, text] : kGuides) {
     Automaton walked(read(kind, text));
@@ -280,7 +309,8 @@ TEST(Guides, TextsOfAGrammarAreFoundByWalkingIt) {
 TEST(TokenBytes, MarksExactlyTheTokensThatCanFollow) {
   const std::vector<std::string> pieces = test::tiny_pieces();
   const TokenBytes tokens(pieces);
-  Automaton automaton(read_json_schema(R"({"type": "object", "properties": {"true": {"type": "string"}, "n": {"type": "null"}}})"));
+  Automaton automaton(
+      read_json_schema(R"({"type": "object", "properties": {"true": {"type": "string"}, "n": {"type": "null"}}})"));
   for (const std::string_view before : {"", "{", "{\"", "{\"t", "{\"true\": \"a\xE2", "{\"true\": \"\\", "{}"}) {
     Automaton::State state = automaton.start();
     for (const char c : before) state = automaton.next(state, static_cast<uint8_t>(c));
@@ -292,7 +322,8 @@ TEST(TokenBytes, MarksExactlyTheTokensThatCanFollow) {
       for (const char c : pieces[id]) {
         if (after != Automaton::kDead) after = automaton.next(after, static_cast<uint8_t>(c));
       }
-      EXPECT_EQ((bits[id / 64] >> (id % 64) & 1) != 0, !pieces[id].empty() && after != Automaton::kDead) << before << "|" << pieces[id];
+      EXPECT_EQ((bits[id / 64] >> (id % 64) & 1) != 0, !pieces[id].empty() && after != Automaton::kDead)
+          << before << "|" << pieces[id];
     }
   }
 }
@@ -322,7 +353,8 @@ class GuidedEngine : public ::testing::Test {
 
 TEST_F(GuidedEngine, GeneratesOnlyWhatTheGuideAllowsBesideUnguidedNeighbours) {
   test::Driver driver(test::TinyEngine{});
-  constexpr auto kText = R"({"type": "array", "items": {"enum": ["true", "false", null, 12]}, "minItems": 1, "maxItems": 4})";
+  constexpr auto kText =
+      R"({"type": "array", "items": {"enum": ["true", "false", null, 12]}, "minItems": 1, "maxItems": 4})";
   Automaton checked(read_json_schema(kText));
   for (uint64_t i = 0; i < 60; ++i) {
     if (i % 3 == 2) {
@@ -375,7 +407,8 @@ TEST_F(GuidedEngine, AStopTokenEndsWhereTheTextMayEndAndIsNotChosenElsewhere) {
 TEST_F(GuidedEngine, AGuideThatIsTooAmbiguousFailsItsRequestAndNoOther) {
   test::Driver driver(test::TinyEngine{});
   // Nothing but "a" may come for forty letters, and every one multiplies the ways to read them.
-  const std::string text = "root ::= \"a\" root \"b\" | \"a\" root \"c\" | \"a\" root \"d\" \"e\" | \"" + std::string(40, 'a') + "\"";
+  const std::string text =
+      "root ::= \"a\" root \"b\" | \"a\" root \"c\" | \"a\" root \"d\" \"e\" | \"" + std::string(40, 'a') + "\"";
   driver.ask(guided(driver, kGrammar, text, 1, 0.0f));
   driver.ask(test::random_prompt(5, 30, test::tiny_vocab_size()), 20);
   ASSERT_TRUE(driver.run());

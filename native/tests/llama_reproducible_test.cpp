@@ -23,8 +23,12 @@ struct Case {
 class Cases {
  public:
   Cases(uint64_t seed, const ContractValues& contract, uint32_t longest_prompt, uint32_t longest_output)
-      : random_(seed), vocab_(contract.model.vocab_size), longest_prompt_(longest_prompt), longest_output_(longest_output) {
-    for (int i = 0; i < 3; ++i) heads_.push_back(random_prompt(random_(), 64 + random_() % (longest_prompt / 2), vocab_));
+      : random_(seed),
+        vocab_(contract.model.vocab_size),
+        longest_prompt_(longest_prompt),
+        longest_output_(longest_output) {
+    for (int i = 0; i < 3; ++i)
+      heads_.push_back(random_prompt(random_(), 64 + random_() % (longest_prompt / 2), vocab_));
   }
 
   Case next() {
@@ -36,7 +40,8 @@ class Cases {
     }
     static constexpr size_t kTails[] = {1, 2, 31, 63, 64, 65, 127, 128, 129, 190};
     const size_t room = longest_prompt_ - made.prompt.size();
-    const size_t tail = std::min(room, random_() % 2 == 0 ? kTails[random_() % std::size(kTails)] : 1 + random_() % room);
+    const size_t tail =
+        std::min(room, random_() % 2 == 0 ? kTails[random_() % std::size(kTails)] : 1 + random_() % room);
     const auto rest = random_prompt(random_(), std::max<size_t>(tail, 1), vocab_);
     made.prompt.insert(made.prompt.end(), rest.begin(), rest.end());
     made.max_tokens = static_cast<uint32_t>(1 + random_() % longest_output_);

@@ -134,8 +134,8 @@ std::map<int32_t, double> distribution(const std::vector<float>& logits, const i
   const double top = static_cast<double>(logits[static_cast<size_t>(order[0])]);
   std::vector<std::pair<int32_t, double>> kept;
   for (const int32_t id : order) {
-    const double weight =
-        std::exp((static_cast<double>(logits[static_cast<size_t>(id)]) - top) / static_cast<double>(sampling.temperature));
+    const double weight = std::exp((static_cast<double>(logits[static_cast<size_t>(id)]) - top) /
+                                   static_cast<double>(sampling.temperature));
     if (weight < static_cast<double>(sampling.min_p)) break;
     kept.emplace_back(id, weight);
     if (sampling.top_k > 0 && kept.size() == static_cast<size_t>(sampling.top_k)) break;

@@ -7,9 +7,9 @@
 //       and output weights take TYPE too. THREADS: 2 where it is left out.
 //   ifab_llama_tool tokenize MODEL.gguf
 //       Reads texts from standard input and writes their token ids to standard output, in order, until the input ends.
-//       A text is its size in bytes as a little-endian uint32, then that many bytes of UTF-8 (at most 16 MiB). An answer
-//       is the number of ids as a little-endian uint32, then the ids as little-endian int32. The text of a special token
-//       becomes that token; no begin or end token is added.
+//       A text is its size in bytes as a little-endian uint32, then that many bytes of UTF-8 (at most 16 MiB). An
+//       answer is the number of ids as a little-endian uint32, then the ids as little-endian int32. The text of a
+//       special token becomes that token; no begin or end token is added.
 //   ifab_llama_tool describe MODEL.gguf
 //       Writes one JSON object: architecture, layers, hidden_size, vocab_size, trained_context_tokens, weights_dtype,
 //       weights_bytes, parameters, end_token_ids, begin_token_id (-1: none), runtime {name, version}.
@@ -69,14 +69,16 @@ struct WeightFormat {
   ggml_type tensor_type;
 };
 
-constexpr std::array kFormats{
-    WeightFormat{"q8_0", LLAMA_FTYPE_MOSTLY_Q8_0, GGML_TYPE_Q8_0}, WeightFormat{"q4_1", LLAMA_FTYPE_MOSTLY_Q4_1, GGML_TYPE_Q4_1},
-    WeightFormat{"q4_0", LLAMA_FTYPE_MOSTLY_Q4_0, GGML_TYPE_Q4_0}, WeightFormat{"f16", LLAMA_FTYPE_MOSTLY_F16, GGML_TYPE_F16},
-    WeightFormat{"bf16", LLAMA_FTYPE_MOSTLY_BF16, GGML_TYPE_BF16}};
+constexpr std::array kFormats{WeightFormat{"q8_0", LLAMA_FTYPE_MOSTLY_Q8_0, GGML_TYPE_Q8_0},
+                              WeightFormat{"q4_1", LLAMA_FTYPE_MOSTLY_Q4_1, GGML_TYPE_Q4_1},
+                              WeightFormat{"q4_0", LLAMA_FTYPE_MOSTLY_Q4_0, GGML_TYPE_Q4_0},
+                              WeightFormat{"f16", LLAMA_FTYPE_MOSTLY_F16, GGML_TYPE_F16},
+                              WeightFormat{"bf16", LLAMA_FTYPE_MOSTLY_BF16, GGML_TYPE_BF16}};
 
 void quantize(const char* in, const char* out, std::string_view type, int threads) {
   const auto* format = std::find_if(kFormats.begin(), kFormats.end(), [&](const auto& f) { return f.name == type; });
-  if (format == kFormats.end()) fail("unknown weight type " + std::string(type) + "; one of q8_0, q4_1, q4_0, f16, bf16");
+  if (format == kFormats.end())
+    fail("unknown weight type " + std::string(type) + "; one of q8_0, q4_1, q4_0, f16, bf16");
   llama_model_quantize_params params = llama_model_quantize_default_params();
   params.nthread = threads;
   params.ftype = format->file_type;
@@ -102,7 +104,8 @@ void tokenize(const char* path) {
     const size_t got = std::fread(prefix, 1, sizeof prefix, stdin);
     if (got == 0) break;
     const uint32_t size = decode_size(prefix);
-    if (got != sizeof prefix || size > kLongest) fail("text " + std::to_string(index) + " has no size, or one over 16 MiB");
+    if (got != sizeof prefix || size > kLongest)
+      fail("text " + std::to_string(index) + " has no size, or one over 16 MiB");
     text.resize(size);
     if (std::fread(text.data(), 1, size, stdin) != size) fail("text " + std::to_string(index) + " ends early");
     ids.resize(size + 1);
@@ -155,8 +158,9 @@ void describe(const char* path) {
 }
 
 int usage() {
-  std::fputs("usage: ifab_llama_tool quantize IN.gguf OUT.gguf TYPE [THREADS] | tokenize MODEL.gguf | describe MODEL.gguf\n",
-             stderr);
+  std::fputs(
+      "usage: ifab_llama_tool quantize IN.gguf OUT.gguf TYPE [THREADS] | tokenize MODEL.gguf | describe MODEL.gguf\n",
+      stderr);
   return 2;
 }
 

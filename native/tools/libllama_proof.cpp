@@ -3,8 +3,8 @@
 // Proves a build of libllama on the processor that it was built on: matrix products of every weight format that an
 // engine may use, in every memory layout that the library would choose for them, against products in double; and that
 // with integer weights a row has the same bits in whatever company of two rows or more it is computed, which is what
-// reproducible engines stand on. scripts/libllama runs it as a process of its own, since a bad build may be killed by an
-// illegal instruction.
+// reproducible engines stand on. scripts/libllama runs it as a process of its own, since a bad build may be killed by
+// an illegal instruction.
 //
 // Exit status 0 where everything holds; 1 where a product is wrong, 2 where only company changes bits; with a line on
 // standard error for each case.

@@ -178,7 +178,8 @@ void Batcher::prompt_computed(Job& job, std::span<const float> logits, StepRepor
   // Ending samples leave the list, and the last one takes the job with it.
   std::vector<Sample*>& samples = job.samples;
   for (uint32_t index = 0; index < request.samples && job.request == &request;) {
-    const auto sample = std::find_if(samples.begin(), samples.end(), [&](const Sample* s) { return s->index == index; });
+    const auto sample =
+        std::find_if(samples.begin(), samples.end(), [&](const Sample* s) { return s->index == index; });
     ++index;
     if (sample != samples.end()) go_on(**sample, logits, report, sink);
   }
@@ -209,8 +210,10 @@ void Batcher::go_on(Sample& sample, std::span<const float> logits, StepReport& r
   draw.logprob = request.logprobs;
   const Choice choice = sampler_.choose(logits, draw);
   if (choice.token < 0) {
-    fail(job, draw.filter != nullptr ? sample.guide.dead_end() : Status(IFAB_INTERNAL, "the engine's logits are not numbers"),
-         sink);
+    fail(
+        job,
+        draw.filter != nullptr ? sample.guide.dead_end() : Status(IFAB_INTERNAL, "the engine's logits are not numbers"),
+        sink);
     return;
   }
   ++report.generated_tokens;

@@ -17,8 +17,7 @@ void Batcher::step_unified(StepMode mode, StepReport& report, Sink& sink) {
     if (Sample* sample = jobs_.sample_with(id)) generating_.push_back(sample);
   }
   const bool prompts_go_on = mode == StepMode::kNormal || generating_.empty();
-  uint32_t prompt_tokens =
-      prompts_go_on ? config_.step_token_budget - static_cast<uint32_t>(generating_.size()) : 0;
+  uint32_t prompt_tokens = prompts_go_on ? config_.step_token_budget - static_cast<uint32_t>(generating_.size()) : 0;
   for (;;) {
     fill_unified_batch(prompt_tokens);
     if (session_.rows() == 0) return;

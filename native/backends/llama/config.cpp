@@ -42,16 +42,20 @@ class Comparison {
           "at least the contract's limits.max_sequence_tokens, " + std::to_string(limits.max_sequence_tokens));
     }
     if (limits.kv_block_tokens != kBlockTokens) {
-      wrong("limits.kv_block_tokens", limits.kv_block_tokens ? std::to_string(*limits.kv_block_tokens) : "not_applicable",
+      wrong("limits.kv_block_tokens",
+            limits.kv_block_tokens ? std::to_string(*limits.kv_block_tokens) : "not_applicable",
             "64, the block of this runtime");
     }
     if (limits.beams != 1) wrong("limits.beams", std::to_string(limits.beams), "1: this runtime has no beam search");
     if (limits.host_cache_bytes != 0) {
-      wrong("limits.host_cache_bytes", std::to_string(limits.host_cache_bytes), "0: the cache is in host memory already");
+      wrong("limits.host_cache_bytes", std::to_string(limits.host_cache_bytes),
+            "0: the cache is in host memory already");
     }
-    if (contract_.runtime.name != "llama.cpp") wrong("runtime.name", render_text(contract_.runtime.name), "\"llama.cpp\"");
+    if (contract_.runtime.name != "llama.cpp")
+      wrong("runtime.name", render_text(contract_.runtime.name), "\"llama.cpp\"");
     if (contract_.runtime.version != kRuntimeVersion) {
-      wrong("runtime.version", render_text(contract_.runtime.version), "the runtime's own, " + render_text(kRuntimeVersion));
+      wrong("runtime.version", render_text(contract_.runtime.version),
+            "the runtime's own, " + render_text(kRuntimeVersion));
     }
     cache_type();
     reproducible();

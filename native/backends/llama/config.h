@@ -18,15 +18,20 @@ inline constexpr const char* kConfigurationFile = "llama.json";
 // Version of the runtime that is built in.
 inline constexpr const char* kRuntimeVersion = IFAB_LIBLLAMA_VERSION;
 
-// Tokens of one cache block: what heads are shared in, and what prompts are cut at. Attention over 64 or more new tokens
-// of a sequence takes another path than over fewer, with other last bits, so this is the runtime's number, not a choice.
+// Tokens of one cache block: what heads are shared in, and what prompts are cut at. Attention over 64 or more new
+// tokens of a sequence takes another path than over fewer, with other last bits, so this is the runtime's number, not a
+// choice.
 inline constexpr uint32_t kBlockTokens = 64;
 
 // What the runtime rounds the cache of a sequence, or the pool, up to.
 inline constexpr uint32_t kCacheGranule = 256;
 
-inline constexpr uint32_t whole_blocks(uint32_t tokens) { return tokens / kBlockTokens * kBlockTokens; }
-inline constexpr uint64_t blocks_for(uint64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
+inline constexpr uint32_t whole_blocks(uint32_t tokens) {
+  return tokens / kBlockTokens * kBlockTokens;
+}
+inline constexpr uint64_t blocks_for(uint64_t tokens) {
+  return (tokens + kBlockTokens - 1) / kBlockTokens;
+}
 
 // The values of a llama.json that has passed its schema; the schema says what each means.
 struct Config {

@@ -59,7 +59,9 @@ Job* JobTable::find(uint64_t request_id) {
   return job == jobs_.end() ? nullptr : &*job;
 }
 
-void JobTable::prompt_computed(Job& job) { std::erase(prompts_, &job); }
+void JobTable::prompt_computed(Job& job) {
+  std::erase(prompts_, &job);
+}
 
 int32_t JobTable::lowest_free_sequence() const {
   const auto place = std::find_if(owners_.begin(), owners_.end(), [](const Owner& owner) { return owner.free(); });

@@ -27,11 +27,11 @@ struct Sample {
 // One request in the batcher, from its admission until its last sample has ended.
 struct Job {
   const Request* request = nullptr;  // null: free
-  int32_t sequence = -1;     // that computes the prompt; -1 before it begins and once samples have their own
-  uint32_t done = 0;         // prompt tokens that are in the cache
-  uint32_t cached = 0;       // of these, taken from another sequence
-  uint64_t cells_left = 0;   // unified: cells that it may still come to take
-  std::vector<Sample*> samples;  // those that have not ended
+  int32_t sequence = -1;             // that computes the prompt; -1 before it begins and once samples have their own
+  uint32_t done = 0;                 // prompt tokens that are in the cache
+  uint32_t cached = 0;               // of these, taken from another sequence
+  uint64_t cells_left = 0;           // unified: cells that it may still come to take
+  std::vector<Sample*> samples;      // those that have not ended
   std::vector<float> scores;
   std::vector<uint8_t> payload;
   std::string payload_failure;

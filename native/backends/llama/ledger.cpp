@@ -5,7 +5,9 @@
 
 namespace ifab::llama {
 
-void Ledger::begin(int32_t sequence, int32_t parent, uint32_t shared) { at(sequence) = {shared, shared, parent}; }
+void Ledger::begin(int32_t sequence, int32_t parent, uint32_t shared) {
+  at(sequence) = {shared, shared, parent};
+}
 
 void Ledger::rename(int32_t from, int32_t to) {
   at(to) = at(from);

@@ -55,8 +55,7 @@ class LlamaBackend final : public Backend {
   void cancel(uint64_t request_id) override { batcher_.cancel(request_id); }
   uint64_t kv_blocks_used() const override { return blocks_for(batcher_.cells_used()); }
   void interrupt() noexcept override { session_->interrupt(); }
-  Status compile_guide(int32_t kind, std::string_view text,
-                       std::shared_ptr<const CompiledGuide>& out) const override {
+  Status compile_guide(int32_t kind, std::string_view text, std::shared_ptr<const CompiledGuide>& out) const override {
     return guides_.compile(kind, text, out);
   }
 
@@ -84,10 +83,13 @@ class LlamaBackend final : public Backend {
 // One block of a prompt and one generated token, before anybody relies on the engine. A runtime that was built for
 // another processor ends the process here, at load, and not while it serves.
 Status prove(Session& session) {
-  const auto bad = [](const char* what) { return Status(IFAB_INTERNAL, std::string("the proving step failed: ") + what); };
+  const auto bad = [](const char* what) {
+    return Status(IFAB_INTERNAL, std::string("the proving step failed: ") + what);
+  };
   const auto probe = [&](uint32_t first, uint32_t count) {
     session.clear_batch();
-    for (uint32_t i = 0; i < count; ++i) session.add_row(0, static_cast<int32_t>((first + i) % 7), first + i, i + 1 == count);
+    for (uint32_t i = 0; i < count; ++i)
+      session.add_row(0, static_cast<int32_t>((first + i) % 7), first + i, i + 1 == count);
     return session.decode() == Session::Outcome::kDone;
   };
   if (!probe(0, kBlockTokens)) return bad("a block of a prompt was not computed");
@@ -99,7 +101,9 @@ Status prove(Session& session) {
   return session.length(0) == 0 ? Status() : bad("the cache kept what was dropped");
 }
 
-bool recognises(const EngineDirectory& directory) { return directory.has(kConfigurationFile); }
+bool recognises(const EngineDirectory& directory) {
+  return directory.has(kConfigurationFile);
+}
 
 std::optional<Config> read(const EngineDirectory& directory, std::vector<Finding>& findings) {
   std::string text;
@@ -111,7 +115,8 @@ std::optional<Config> read(const EngineDirectory& directory, std::vector<Finding
 }
 
 void inspect(const EngineDirectory& directory, std::vector<Finding>& findings) {
-  if (const std::optional<Config> config = read(directory, findings)) compare_with_directory(*config, directory, findings);
+  if (const std::optional<Config> config = read(directory, findings))
+    compare_with_directory(*config, directory, findings);
 }
 
 Status load(const EngineDirectory& directory, std::unique_ptr<Backend>& out) {
@@ -119,13 +124,14 @@ Status load(const EngineDirectory& directory, std::unique_ptr<Backend>& out) {
   std::optional<Config> config = read(directory, findings);
   if (!config) return {IFAB_FAILED_PRECONDITION, "llama.json changed while the engine was loaded"};
   std::unique_ptr<PayloadTap> tap;
-  if (config->payload) tap = std::make_unique<PayloadTap>(*config->payload, directory.contract()->limits.max_output_tokens > 0);
+  if (config->payload)
+    tap = std::make_unique<PayloadTap>(*config->payload, directory.contract()->limits.max_output_tokens > 0);
   std::unique_ptr<Session> session;
   Status status = Session::open(*config, directory.file_path(config->gguf), tap.get(), session);
   if (!status.ok()) return status;
   if (const std::string weights = session->weights_dtype(); weights != directory.contract()->model.weights_dtype) {
-    return {IFAB_FAILED_PRECONDITION, "model.weights_dtype: the model's weights are " + weights + ", the contract says " +
-                                          directory.contract()->model.weights_dtype};
+    return {IFAB_FAILED_PRECONDITION, "model.weights_dtype: the model's weights are " + weights +
+                                          ", the contract says " + directory.contract()->model.weights_dtype};
   }
   if (config->payload) {
     for (const int32_t layer : config->payload->layers) {

@@ -17,7 +17,9 @@ PayloadTap::PayloadTap(const Config::Payload& payload, bool head_wanted)
   }
 }
 
-uint32_t PayloadTap::value_bytes() const { return dtype_ == IFAB_DTYPE_FLOAT32 ? 4 : 2; }
+uint32_t PayloadTap::value_bytes() const {
+  return dtype_ == IFAB_DTYPE_FLOAT32 ? 4 : 2;
+}
 
 void PayloadTap::want(uint32_t row, uint32_t rows, uint32_t output_row, std::span<uint8_t> out) {
   armed_ = true;
@@ -61,7 +63,8 @@ bool PayloadTap::take(const ggml_tensor* tensor) {
       failure_ = "the tensor " + layers_[i].tensor + " has another form than a hidden state";
       continue;
     }
-    ggml_backend_tensor_get(tensor, state_.data(), static_cast<size_t>(row) * tensor->nb[1], state_.size() * sizeof(float));
+    ggml_backend_tensor_get(tensor, state_.data(), static_cast<size_t>(row) * tensor->nb[1],
+                            state_.size() * sizeof(float));
     if (!std::all_of(state_.begin(), state_.end(), [](float value) { return std::isfinite(value); })) {
       failure_ = "the hidden state " + layers_[i].tensor + " has a value that is not finite";
     }

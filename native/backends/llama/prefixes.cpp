@@ -17,7 +17,9 @@ uint64_t chain(uint64_t before, std::span<const int32_t> block) {
   return hash;
 }
 
-uint64_t start_of_chain(uint64_t salt) { return (salt ^ 0x9E3779B97F4A7C15u) * 0xD6E8FEB86659FD93u; }
+uint64_t start_of_chain(uint64_t salt) {
+  return (salt ^ 0x9E3779B97F4A7C15u) * 0xD6E8FEB86659FD93u;
+}
 
 }  // namespace
 

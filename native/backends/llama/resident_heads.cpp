@@ -6,7 +6,10 @@
 namespace ifab::llama {
 
 ResidentHeads::ResidentHeads(const Config& config, Session& session, Ledger& ledger, Prefixes& prefixes)
-    : session_(session), ledger_(ledger), prefixes_(prefixes), shares_cells_(!config.streams()),
+    : session_(session),
+      ledger_(ledger),
+      prefixes_(prefixes),
+      shares_cells_(!config.streams()),
       heads_(config.resident_heads) {
   for (size_t i = 0; i < heads_.size(); ++i) {
     heads_[i].sequence = static_cast<int32_t>(config.slots + i);
@@ -76,8 +79,7 @@ ResidentHeads::Head* ResidentHeads::worth_least(const WaitingHeads& waiting) {
   for (Head& head : heads_) {
     if (head.tokens.empty()) continue;
     const bool wanted = waiting.wanted(head.salt, head.tokens) == head.tokens.size();
-    if (least == nullptr || (least_wanted && !wanted) ||
-        (least_wanted == wanted && head.last_use < least->last_use)) {
+    if (least == nullptr || (least_wanted && !wanted) || (least_wanted == wanted && head.last_use < least->last_use)) {
       least = &head;
       least_wanted = wanted;
     }

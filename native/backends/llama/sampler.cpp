@@ -122,8 +122,9 @@ bool Sampler::gather(std::span<const float> logits, float top, float scale, floa
     const int32_t id = ids_[i];
     candidates_.push_back({id, std::exp((logits[static_cast<size_t>(id)] - top) * scale)});
   }
-  std::sort(candidates_.begin(), candidates_.end(),
-            [](const Candidate& a, const Candidate& b) { return a.weight != b.weight ? a.weight > b.weight : a.id < b.id; });
+  std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
+    return a.weight != b.weight ? a.weight > b.weight : a.id < b.id;
+  });
   return window >= 87.0f;
 }
 
@@ -152,8 +153,8 @@ int32_t Sampler::pick_from_best(std::span<const float> logits, const ifab_sampli
   double kept = 0;
   for (const Candidate& candidate : candidates_) kept += static_cast<double>(candidate.weight);
   const double total = std::isinf(whole) ? kept : whole;
-  const double goal = sampling.top_p < 1.0f ? static_cast<double>(sampling.top_p) * total
-                                            : std::numeric_limits<double>::infinity();
+  const double goal =
+      sampling.top_p < 1.0f ? static_cast<double>(sampling.top_p) * total : std::numeric_limits<double>::infinity();
   size_t end = 0;
   double nucleus = 0;
   while (end < candidates_.size() && (end == 0 || nucleus < goal)) {

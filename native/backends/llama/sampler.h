@@ -24,7 +24,7 @@ struct Draw {
   const ifab_sampling_t* sampling = nullptr;
   std::span<const int32_t> prompt;
   std::span<const int32_t> generated;
-  uint32_t sample = 0;           // number of the sample among those of its request
+  uint32_t sample = 0;            // number of the sample among those of its request
   TokenFilter* filter = nullptr;  // null: every token may come
   bool logprob = false;
 };
@@ -63,12 +63,12 @@ class Sampler {
   bool gather(std::span<const float> logits, float top, float scale, float window);
   void penalise(const Draw& draw);
 
-  std::vector<float> adjusted_;       // logits after penalties and filter
+  std::vector<float> adjusted_;  // logits after penalties and filter
   std::vector<float> weights_;
   std::vector<int32_t> ids_;
   std::vector<Candidate> candidates_;
-  std::vector<uint32_t> seen_in_;     // per token: the pass that saw it last
-  std::vector<uint32_t> count_;       // per token: times that it was generated, valid in that pass
+  std::vector<uint32_t> seen_in_;  // per token: the pass that saw it last
+  std::vector<uint32_t> count_;    // per token: times that it was generated, valid in that pass
   uint32_t pass_ = 0;
 };
 

@@ -52,7 +52,9 @@ ggml_threadpool* make_threads(uint32_t count) {
   return ggml_threadpool_new(&params);
 }
 
-[[noreturn]] void misuse(const char* what) { throw std::logic_error(std::string("llama session: ") + what); }
+[[noreturn]] void misuse(const char* what) {
+  throw std::logic_error(std::string("llama session: ") + what);
+}
 
 }  // namespace
 
@@ -88,7 +90,8 @@ Status Session::make_context(const Config& config, PayloadTap* tap) {
   most_outputs_ = std::max(sequences_, kBlockTokens);
   const uint32_t each = (config.sequence_tokens + kCacheGranule - 1) / kCacheGranule * kCacheGranule;
   const uint64_t cells = streams_ ? uint64_t{each} * sequences_ : config.pool_tokens;
-  if (cells > UINT32_MAX) return {IFAB_FAILED_PRECONDITION, "the cache would have more cells than the runtime can count"};
+  if (cells > UINT32_MAX)
+    return {IFAB_FAILED_PRECONDITION, "the cache would have more cells than the runtime can count"};
 
   llama_context_params params = llama_context_default_params();
   params.n_ctx = static_cast<uint32_t>(cells);
@@ -102,14 +105,17 @@ Status Session::make_context(const Config& config, PayloadTap* tap) {
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
   params.type_k = params.type_v = config.cache_type == Config::CacheType::kF16 ? GGML_TYPE_F16 : GGML_TYPE_Q8_0;
   params.no_perf = true;
-  params.abort_callback = [](void* flag) { return static_cast<std::atomic<bool>*>(flag)->load(std::memory_order_relaxed); };
+  params.abort_callback = [](void* flag) {
+    return static_cast<std::atomic<bool>*>(flag)->load(std::memory_order_relaxed);
+  };
   params.abort_callback_data = &interrupted_;
   if (tap != nullptr) {
     params.cb_eval = &PayloadTap::on_tensor;
     params.cb_eval_user_data = tap;
   }
   context_.reset(llama_init_from_model(model_.get(), params));
-  if (context_ == nullptr) return {IFAB_RESOURCE_EXHAUSTED, "cannot allocate the cache of " + std::to_string(cells) + " tokens"};
+  if (context_ == nullptr)
+    return {IFAB_RESOURCE_EXHAUSTED, "cannot allocate the cache of " + std::to_string(cells) + " tokens"};
   const uint32_t real = streams_ ? llama_n_ctx_seq(context_.get()) : llama_n_ctx(context_.get());
   const uint32_t wanted = streams_ ? each : config.pool_tokens;
   if (real != wanted || llama_n_batch(context_.get()) != capacity_ || llama_n_seq_max(context_.get()) != sequences_) {
@@ -136,11 +142,14 @@ Session::~Session() {
 std::string Session::weights_dtype() const {
   std::string name = llama_ftype_name(llama_model_ftype(model_.get()));
   name.resize(std::min(name.find(' '), name.size()));
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return name;
 }
 
-const llama_vocab* Session::vocab() const { return llama_model_get_vocab(model_.get()); }
+const llama_vocab* Session::vocab() const {
+  return llama_model_get_vocab(model_.get());
+}
 
 std::vector<std::string> Session::token_pieces() const {
   std::vector<std::string> pieces(vocab_size_);

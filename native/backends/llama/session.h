@@ -95,7 +95,7 @@ class Session {
   };
 
   std::unique_ptr<llama_model, FreeModel> model_;
-  std::unique_ptr<ggml_threadpool, FreeThreads> threads_;        // outlive the context that uses them
+  std::unique_ptr<ggml_threadpool, FreeThreads> threads_;  // outlive the context that uses them
   std::unique_ptr<ggml_threadpool, FreeThreads> batch_threads_;
   std::unique_ptr<llama_context, FreeContext> context_;
   llama_memory_t memory_ = nullptr;

@@ -26,7 +26,9 @@ Floats load_tail(std::span<const float> from, float fill) {
   return load(lanes);
 }
 
-Floats all(float value) { return value - Floats{}; }
+Floats all(float value) {
+  return value - Floats{};
+}
 
 // exp of every lane, lanes at most 0, to about one unit in the last place: 2^n times a polynomial of the rest.
 Floats exponential(Floats x) {

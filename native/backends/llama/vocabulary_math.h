@@ -26,7 +26,8 @@ double exponentials(std::span<const float> logits, float shift, float scale, std
 // The same sum without keeping the terms.
 double sum_of_exponentials(std::span<const float> logits, float shift, float scale);
 
-// Writes the ids of logits that are at least `threshold`, ascending, to `ids` (room for logits.size()). Returns how many.
+// Writes the ids of logits that are at least `threshold`, ascending, to `ids` (room for logits.size()). Returns how
+// many.
 size_t at_least(std::span<const float> logits, float threshold, int32_t* ids);
 
 }  // namespace ifab::llama

@@ -24,7 +24,9 @@ Driver::Driver(const TinyEngine& engine) : temporary_(std::make_unique<Temporary
   load(temporary_->path());
 }
 
-Driver::Driver(const std::filesystem::path& directory) { load(directory); }
+Driver::Driver(const std::filesystem::path& directory) {
+  load(directory);
+}
 
 void Driver::load(const std::filesystem::path& directory) {
   Status status = EngineDirectory::open(directory, directory_);
@@ -109,7 +111,8 @@ bool Driver::run(uint32_t most) {
 
 Told* Driver::alive(uint64_t request_id, const char* what) {
   if (request_id < told_.size() && !told_[request_id].ended()) return &told_[request_id];
-  violations_.push_back(std::string(what) + " of request " + std::to_string(request_id) + ", which has ended or never was");
+  violations_.push_back(std::string(what) + " of request " + std::to_string(request_id) +
+                        ", which has ended or never was");
   return nullptr;
 }
 

@@ -23,11 +23,12 @@ constexpr uint32_t kHeadValues = kTinyHidden / kHeads;
 constexpr const char* kNotApplicable = "not_applicable";
 
 // Tokens of more than a byte, so that text can be read in several ways and characters split between tokens.
-constexpr std::array<std::pair<const char*, const char*>, 30> kMerges{{
-    {"t", "h"}, {"h", "e"}, {"i", "n"}, {"e", "r"}, {"a", "n"}, {"1", "2"}, {"0", "0"}, {"\"", ":"}, {"{", "\""}, {"\"", "}"},
-    {"\"", ","}, {"[", "\""}, {"\"", "]"}, {"t", "r"}, {"u", "e"}, {"tr", "ue"}, {"f", "a"}, {"l", "s"}, {"fa", "ls"},
-    {"n", "u"}, {"l", "l"}, {"nu", "ll"}, {"\xC3", "\xA4"}, {"\xE2", "\x82"}, {"\xE2\x82", "\xAC"}, {"\xF0", "\x9F"},
-    {"2", "0"}, {"-", "1"}, {".", "5"}, {"a", "b"}}};
+constexpr std::array<std::pair<const char*, const char*>, 30> kMerges{
+    {{"t", "h"},           {"h", "e"},       {"i", "n"},  {"e", "r"},   {"a", "n"},       {"1", "2"},
+     {"0", "0"},           {"\"", ":"},      {"{", "\""}, {"\"", "}"},  {"\"", ","},      {"[", "\""},
+     {"\"", "]"},          {"t", "r"},       {"u", "e"},  {"tr", "ue"}, {"f", "a"},       {"l", "s"},
+     {"fa", "ls"},         {"n", "u"},       {"l", "l"},  {"nu", "ll"}, {"\xC3", "\xA4"}, {"\xE2", "\x82"},
+     {"\xE2\x82", "\xAC"}, {"\xF0", "\x9F"}, {"2", "0"},  {"-", "1"},   {".", "5"},       {"a", "b"}}};
 
 // The form that byte-level vocabularies are stored in: each byte as a printable character.
 std::string stored(const std::string& bytes) {
@@ -78,7 +79,8 @@ class ModelWriter {
     hyperparameters();
     tokenizer();
     weights();
-    if (!gguf_write_to_file(file_.get(), path.c_str(), false)) throw std::runtime_error("cannot write " + path.string());
+    if (!gguf_write_to_file(file_.get(), path.c_str(), false))
+      throw std::runtime_error("cannot write " + path.string());
   }
 
  private:
@@ -303,7 +305,9 @@ std::vector<std::string> tiny_pieces() {
   return pieces;
 }
 
-uint32_t tiny_vocab_size() { return static_cast<uint32_t>(kTinyFirstByte) + 256 + static_cast<uint32_t>(kMerges.size()); }
+uint32_t tiny_vocab_size() {
+  return static_cast<uint32_t>(kTinyFirstByte) + 256 + static_cast<uint32_t>(kMerges.size());
+}
 
 void write_tiny_directory(const std::filesystem::path& directory, const TinyEngine& engine) {
   std::filesystem::create_directories(directory);

@@ -34,8 +34,8 @@ struct TinyEngine {
 
 inline constexpr uint32_t kTinyLayers = 2;
 inline constexpr uint32_t kTinyHidden = 128;
-inline constexpr int32_t kTinyEnd = 2;         // the engine's end token
-inline constexpr int32_t kTinyFirstByte = 3;   // the token of byte b is kTinyFirstByte + b
+inline constexpr int32_t kTinyEnd = 2;        // the engine's end token
+inline constexpr int32_t kTinyFirstByte = 3;  // the token of byte b is kTinyFirstByte + b
 uint32_t tiny_vocab_size();
 // Bytes of each token; empty for the special ones.
 std::vector<std::string> tiny_pieces();

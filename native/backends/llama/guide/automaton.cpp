@@ -6,7 +6,9 @@
 namespace ifab::guide {
 namespace {
 
-uint64_t pair_key(uint32_t a, uint32_t b) { return uint64_t{a} << 32 | b; }
+uint64_t pair_key(uint32_t a, uint32_t b) {
+  return uint64_t{a} << 32 | b;
+}
 
 uint64_t hash_of(const std::vector<uint32_t>& stacks, bool accepts) {
   uint64_t hash = accepts ? 0x9E3779B97F4A7C15u : 0;
@@ -21,7 +23,8 @@ uint64_t hash_of(const std::vector<uint32_t>& stacks, bool accepts) {
 
 Automaton::Automaton(std::shared_ptr<const Grammar> grammar) : grammar_(std::move(grammar)) {
   bool fits = true;
-  for (const uint32_t alternative : grammar_->alternatives(grammar_->root())) fits = fits && expand(alternative, kBottom);
+  for (const uint32_t alternative : grammar_->alternatives(grammar_->root()))
+    fits = fits && expand(alternative, kBottom);
   start_ = fits ? finish_state() : kTooLarge;
 }
 
@@ -56,7 +59,8 @@ bool Automaton::expand(uint32_t place, uint32_t below) {
         // Behind the last place of an alternative there is nothing to come back to.
         const bool last = grammar_->element(at + 1).kind == Element::Kind::kEnd;
         const uint32_t over = last ? under : node(at + 1, under);
-        for (const uint32_t alternative : grammar_->alternatives(element.value)) to_expand_.emplace_back(alternative, over);
+        for (const uint32_t alternative : grammar_->alternatives(element.value))
+          to_expand_.emplace_back(alternative, over);
         break;
       }
     }

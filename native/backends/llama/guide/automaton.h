@@ -36,8 +36,8 @@ class Automaton {
   // States so far: how much memory it has come to use.
   size_t size() const { return states_.size(); }
 
-  static constexpr size_t kMostStacks = 1024;     // of one state
-  static constexpr size_t kMostNodes = 500'000;   // of all stacks
+  static constexpr size_t kMostStacks = 1024;    // of one state
+  static constexpr size_t kMostNodes = 500'000;  // of all stacks
   static constexpr size_t kMostStates = 100'000;
 
  private:
@@ -52,7 +52,7 @@ class Automaton {
   struct StateData {
     std::vector<uint32_t> stacks;  // ascending
     bool accepts = false;
-    std::vector<State> next;       // by byte class; kUnknown until asked
+    std::vector<State> next;  // by byte class; kUnknown until asked
   };
 
   uint32_t node(uint32_t place, uint32_t below);

@@ -69,7 +69,8 @@ class GbnfReader {
     reader_.expect("::=");
     skip_space(true);
     read_alternatives(rule.element, 0);
-    if (!reader_.done() && reader_.peek() != '\n' && reader_.peek() != '\r') reader_.fail("expected the end of the rule");
+    if (!reader_.done() && reader_.peek() != '\n' && reader_.peek() != '\r')
+      reader_.fail("expected the end of the rule");
     skip_space(true);
   }
 
@@ -141,14 +142,34 @@ class GbnfReader {
     if (point == '\\') {
       const uint32_t kind = reader_.character();
       switch (kind) {
-        case 'n': point = '\n'; break;
-        case 'r': point = '\r'; break;
-        case 't': point = '\t'; break;
-        case 'x': point = reader_.hexadecimal(2); break;
-        case 'u': point = reader_.hexadecimal(4); break;
-        case 'U': point = reader_.hexadecimal(8); break;
-        case '\\': case '"': case '[': case ']': case '-': case '^': point = kind; break;
-        default: reader_.fail("unknown escape");
+        case 'n':
+          point = '\n';
+          break;
+        case 'r':
+          point = '\r';
+          break;
+        case 't':
+          point = '\t';
+          break;
+        case 'x':
+          point = reader_.hexadecimal(2);
+          break;
+        case 'u':
+          point = reader_.hexadecimal(4);
+          break;
+        case 'U':
+          point = reader_.hexadecimal(8);
+          break;
+        case '\\':
+        case '"':
+        case '[':
+        case ']':
+        case '-':
+        case '^':
+          point = kind;
+          break;
+        default:
+          reader_.fail("unknown escape");
       }
     }
     return {point, point};
@@ -161,6 +182,8 @@ class GbnfReader {
 
 }  // namespace
 
-std::shared_ptr<const Grammar> read_gbnf(std::string_view text) { return GbnfReader(text).read(); }
+std::shared_ptr<const Grammar> read_gbnf(std::string_view text) {
+  return GbnfReader(text).read();
+}
 
 }  // namespace ifab::guide

@@ -34,7 +34,9 @@ Element GrammarBuilder::bytes(const ByteSet& set) {
   return {Element::Kind::kBytes, known->second};
 }
 
-Element GrammarBuilder::byte(uint8_t value) { return bytes(ByteSet().set(value)); }
+Element GrammarBuilder::byte(uint8_t value) {
+  return bytes(ByteSet().set(value));
+}
 
 Sequence GrammarBuilder::text(std::string_view utf8) {
   Sequence out;
@@ -47,8 +49,9 @@ Sequence GrammarBuilder::repeat(const Sequence& what, uint32_t least, uint32_t m
   if (least > kMostRepetitions || (most != kUnbounded && most > kMostRepetitions)) {
     throw GuideError("a repetition of more than " + std::to_string(kMostRepetitions) + " times is too large");
   }
-  if (most < least) throw GuideError("a repetition of at least " + std::to_string(least) + " and at most " +
-                                     std::to_string(most) + " times");
+  if (most < least)
+    throw GuideError("a repetition of at least " + std::to_string(least) + " and at most " + std::to_string(most) +
+                     " times");
   const Element once = choice({what});
   Sequence out(least, once);
   if (most == kUnbounded) {
@@ -123,8 +126,8 @@ std::vector<bool> GrammarBuilder::rules_where_all(bool bytes_count) const {
   return holds;
 }
 
-// A rule that begins with itself would pile up what is to follow without reading a byte. Where it is also the last place
-// of its alternative nothing piles up, as in a repetition of what may be empty, and that is allowed.
+// A rule that begins with itself would pile up what is to follow without reading a byte. Where it is also the last
+// place of its alternative nothing piles up, as in a repetition of what may be empty, and that is allowed.
 void GrammarBuilder::refuse_left_recursion(const std::vector<bool>& nullable) const {
   const Grammar& grammar = *grammar_;
   const auto count = static_cast<uint32_t>(grammar.rules_.size());

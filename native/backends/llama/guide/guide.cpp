@@ -89,7 +89,9 @@ void GuideRun::start(std::shared_ptr<Guidance> guidance, std::span<const int32_t
   too_large_ = false;
 }
 
-bool GuideRun::is_stop(int32_t token) const { return std::binary_search(stop_ids_.begin(), stop_ids_.end(), token); }
+bool GuideRun::is_stop(int32_t token) const {
+  return std::binary_search(stop_ids_.begin(), stop_ids_.end(), token);
+}
 
 Automaton::State GuideRun::after(int32_t token) {
   const std::string_view text = guidance_->tokens().bytes(token);
@@ -127,14 +129,18 @@ void GuideRun::mask(std::span<float> logits) {
   }
 }
 
-void GuideRun::accept(int32_t token) { state_ = after(token); }
+void GuideRun::accept(int32_t token) {
+  state_ = after(token);
+}
 
 Status GuideRun::dead_end() const {
   if (too_large_) {
-    return {IFAB_RESOURCE_EXHAUSTED, "guide: too ambiguous for the text that was generated; write it so that a text "
-                                     "can be read in fewer ways"};
+    return {IFAB_RESOURCE_EXHAUSTED,
+            "guide: too ambiguous for the text that was generated; write it so that a text "
+            "can be read in fewer ways"};
   }
-  return {IFAB_FAILED_PRECONDITION, "guide: no token of the engine's vocabulary can follow the text that was generated"};
+  return {IFAB_FAILED_PRECONDITION,
+          "guide: no token of the engine's vocabulary can follow the text that was generated"};
 }
 
 }  // namespace ifab::guide

@@ -12,14 +12,15 @@ namespace ifab::guide {
 namespace {
 
 constexpr std::array<std::string_view, 22> kEnforced{
-    "type", "enum", "const", "properties", "required", "additionalProperties", "items", "prefixItems", "minItems",
-    "maxItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
-    "exclusiveMaximum", "anyOf", "oneOf", "allOf", "$ref"};
+    "type",    "enum",        "const",    "properties", "required",         "additionalProperties",
+    "items",   "prefixItems", "minItems", "maxItems",   "minLength",        "maxLength",
+    "pattern", "format",      "minimum",  "maximum",    "exclusiveMinimum", "exclusiveMaximum",
+    "anyOf",   "oneOf",       "allOf",    "$ref"};
 
 // These say something about a schema and constrain nothing.
-constexpr std::array<std::string_view, 13> kAnnotations{
-    "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
-    "$schema", "$id", "$comment", "$defs", "definitions", "$anchor"};
+constexpr std::array<std::string_view, 13> kAnnotations{"title",    "description", "default", "examples", "deprecated",
+                                                        "readOnly", "writeOnly",   "$schema", "$id",      "$comment",
+                                                        "$defs",    "definitions", "$anchor"};
 
 template <size_t kSize>
 bool among(const std::array<std::string_view, kSize>& words, std::string_view word) {
@@ -30,9 +31,13 @@ struct NamedType {
   std::string_view name;
   unsigned type;
 };
-constexpr std::array<NamedType, 7> kTypes{{{"null", kNullType}, {"boolean", kBooleanType}, {"integer", kIntegerType},
-                                           {"number", kNumberType | kIntegerType}, {"string", kStringType},
-                                           {"array", kArrayType}, {"object", kObjectType}}};
+constexpr std::array<NamedType, 7> kTypes{{{"null", kNullType},
+                                           {"boolean", kBooleanType},
+                                           {"integer", kIntegerType},
+                                           {"number", kNumberType | kIntegerType},
+                                           {"string", kStringType},
+                                           {"array", kArrayType},
+                                           {"object", kObjectType}}};
 
 unsigned type_named(const Value& name, const std::string& path) {
   for (const NamedType& type : kTypes) {
@@ -44,8 +49,10 @@ unsigned type_named(const Value& name, const std::string& path) {
 // The types that a keyword speaks of; 0 for keywords that speak of every type.
 unsigned speaks_of(std::string_view keyword) {
   if (keyword == "properties" || keyword == "required" || keyword == "additionalProperties") return kObjectType;
-  if (keyword == "items" || keyword == "prefixItems" || keyword == "minItems" || keyword == "maxItems") return kArrayType;
-  if (keyword == "minLength" || keyword == "maxLength" || keyword == "pattern" || keyword == "format") return kStringType;
+  if (keyword == "items" || keyword == "prefixItems" || keyword == "minItems" || keyword == "maxItems")
+    return kArrayType;
+  if (keyword == "minLength" || keyword == "maxLength" || keyword == "pattern" || keyword == "format")
+    return kStringType;
   if (keyword == "minimum" || keyword == "maximum" || keyword == "exclusiveMinimum" || keyword == "exclusiveMaximum") {
     return kNumberType | kIntegerType;
   }
@@ -140,14 +147,21 @@ unsigned types_of(const Value& schema, const std::string& path) {
 
 unsigned type_of_value(const Value& value) {
   switch (value.kind()) {
-    case Value::Kind::kNull: return kNullType;
-    case Value::Kind::kBoolean: return kBooleanType;
+    case Value::Kind::kNull:
+      return kNullType;
+    case Value::Kind::kBoolean:
+      return kBooleanType;
     case Value::Kind::kInteger:
-    case Value::Kind::kHugeInteger: return kIntegerType;
-    case Value::Kind::kReal: return kNumberType;
-    case Value::Kind::kText: return kStringType;
-    case Value::Kind::kList: return kArrayType;
-    case Value::Kind::kObject: return kObjectType;
+    case Value::Kind::kHugeInteger:
+      return kIntegerType;
+    case Value::Kind::kReal:
+      return kNumberType;
+    case Value::Kind::kText:
+      return kStringType;
+    case Value::Kind::kList:
+      return kArrayType;
+    case Value::Kind::kObject:
+      return kObjectType;
   }
   return 0;
 }
@@ -193,12 +207,17 @@ bool told_apart(const Value& root, const Value& a, const Value& b) {
 std::string json_of(const Value& value) {
   std::string out;
   switch (value.kind()) {
-    case Value::Kind::kNull: return "null";
-    case Value::Kind::kBoolean: return value.boolean() ? "true" : "false";
-    case Value::Kind::kInteger: return std::to_string(value.integer());
+    case Value::Kind::kNull:
+      return "null";
+    case Value::Kind::kBoolean:
+      return value.boolean() ? "true" : "false";
+    case Value::Kind::kInteger:
+      return std::to_string(value.integer());
     case Value::Kind::kHugeInteger:
-    case Value::Kind::kReal: return value.text();
-    case Value::Kind::kText: return JsonText::quoted(value.text());
+    case Value::Kind::kReal:
+      return value.text();
+    case Value::Kind::kText:
+      return JsonText::quoted(value.text());
     case Value::Kind::kList:
       for (const Value& item : value.items()) out += (out.empty() ? "" : ", ") + json_of(item);
       return "[" + out + "]";

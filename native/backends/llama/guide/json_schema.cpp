@@ -127,7 +127,8 @@ class SchemaReader {
       fail(member_path(path, keyword), "expected a whole number, found " + render(*found));
     }
     if (real > GrammarBuilder::kMostRepetitions) {
-      fail(member_path(path, keyword), render(*found) + ", at most " + std::to_string(GrammarBuilder::kMostRepetitions));
+      fail(member_path(path, keyword),
+           render(*found) + ", at most " + std::to_string(GrammarBuilder::kMostRepetitions));
     }
     return static_cast<uint32_t>(real);
   }
@@ -272,9 +273,7 @@ class SchemaReader {
     bool required = false;
   };
 
-  Element member(Element key, Element of) {
-    return builder_.choice({{key, builder_.byte(':'), text_.space(), of}});
-  }
+  Element member(Element key, Element of) { return builder_.choice({{key, builder_.byte(':'), text_.space(), of}}); }
 
   Element object(const Value& schema, const std::string& path) {
     std::vector<Property> properties;
@@ -283,7 +282,8 @@ class SchemaReader {
       for (const Value::Member& property : given->members()) {
         names.push_back(property.key);
         const Element key = builder_.choice({builder_.text(JsonText::quoted(property.key))});
-        properties.push_back({member(key, value(property.value, member_path(member_path(path, "properties"), property.key)))});
+        properties.push_back(
+            {member(key, value(property.value, member_path(member_path(path, "properties"), property.key)))});
       }
     }
     if (const Value* required = schema.find("required")) {
@@ -328,7 +328,8 @@ class SchemaReader {
     if (additional != nullptr && additional->is(Value::Kind::kBoolean) && !additional->boolean()) {
       return builder_.choice({empty});
     }
-    const Element of = additional != nullptr ? value(*additional, member_path(path, "additionalProperties")) : text_.any_value();
+    const Element of =
+        additional != nullptr ? value(*additional, member_path(path, "additionalProperties")) : text_.any_value();
     const Element one = member(text_.string(0, GrammarBuilder::kUnbounded), of);
     Sequence filled{builder_.byte('{'), text_.space(), one};
     GrammarBuilder::append(filled, builder_.repeat(next(one, true), 0, GrammarBuilder::kUnbounded));
@@ -350,7 +351,8 @@ std::shared_ptr<const Grammar> read_json_schema(std::string_view text) {
   const std::optional<Value> document = read_document(text, findings);
   if (!findings.empty()) {
     const Finding& first = findings.front();
-    throw GuideError((first.path.empty() ? "schema" : first.path) + ": " + first.found + ", expected " + first.expected);
+    throw GuideError((first.path.empty() ? "schema" : first.path) + ": " + first.found + ", expected " +
+                     first.expected);
   }
   return SchemaReader(*document).read();
 }

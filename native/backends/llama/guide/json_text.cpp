@@ -19,13 +19,14 @@ struct Escape {
 };
 
 // Characters that a string cannot hold as they are and that have a short form.
-constexpr std::array<Escape, 7> kEscapes{{{'"', "\\\""}, {'\\', "\\\\"}, {'\b', "\\b"}, {'\f', "\\f"}, {'\n', "\\n"},
-                                          {'\r', "\\r"}, {'\t', "\\t"}}};
+constexpr std::array<Escape, 7> kEscapes{
+    {{'"', "\\\""}, {'\\', "\\\\"}, {'\b', "\\b"}, {'\f', "\\f"}, {'\n', "\\n"}, {'\r', "\\r"}, {'\t', "\\t"}}};
 
 const CharacterSet kPlain{{0x20, '!'}, {'#', '['}, {']', kLastCodePoint}};
 
 bool contains(const CharacterSet& normal, uint32_t point) {
-  return std::any_of(normal.begin(), normal.end(), [&](const CodePoints& r) { return r.first <= point && point <= r.last; });
+  return std::any_of(normal.begin(), normal.end(),
+                     [&](const CodePoints& r) { return r.first <= point && point <= r.last; });
 }
 
 CharacterSet both(const CharacterSet& a, const CharacterSet& b) {
@@ -55,7 +56,8 @@ Element JsonText::space() {
 Element JsonText::written(const CharacterSet& set) {
   const CharacterSet points = normalised(set);
   std::vector<Sequence> alternatives;
-  if (const CharacterSet plain = both(points, kPlain); !plain.empty()) alternatives.push_back({builder_.characters(plain)});
+  if (const CharacterSet plain = both(points, kPlain); !plain.empty())
+    alternatives.push_back({builder_.characters(plain)});
   for (const Escape& escape : kEscapes) {
     if (contains(points, escape.point)) alternatives.push_back(builder_.text(escape.text));
   }
@@ -83,7 +85,8 @@ Element JsonText::string_like(std::string_view pattern) {
 std::optional<Element> JsonText::string_in_format(std::string_view format) {
   // Days stop at 28, so that each of them exists in every month.
   static constexpr std::string_view kDate = "[12][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])";
-  static constexpr std::string_view kTime = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](Z|[+-](0[0-9]|1[0-4]):[0-5][0-9])";
+  static constexpr std::string_view kTime =
+      "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](Z|[+-](0[0-9]|1[0-4]):[0-5][0-9])";
   static constexpr std::string_view kOctet = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
   const std::string octet(kOctet);
   if (format == "date") return string_like("^" + std::string(kDate) + "$");
@@ -94,9 +97,13 @@ std::optional<Element> JsonText::string_in_format(std::string_view format) {
   return std::nullopt;
 }
 
-Element JsonText::boolean() { return builder_.choice({builder_.text("true"), builder_.text("false")}); }
+Element JsonText::boolean() {
+  return builder_.choice({builder_.text("true"), builder_.text("false")});
+}
 
-Element JsonText::null() { return builder_.choice({builder_.text("null")}); }
+Element JsonText::null() {
+  return builder_.choice({builder_.text("null")});
+}
 
 Element JsonText::digit_between(char first, char last) {
   ByteSet set;
@@ -155,7 +162,8 @@ Element JsonText::integer(std::optional<int64_t> least, std::optional<int64_t> m
   const int64_t high = std::min(most.value_or(kMostInteger), kMostInteger);
   if (low > high) throw GuideError("no whole number of at most 18 digits lies within its bounds");
   const Element rule = builder_.rule();
-  if (high >= 0) add_magnitudes(rule, {}, static_cast<uint64_t>(std::max<int64_t>(low, 0)), static_cast<uint64_t>(high), {});
+  if (high >= 0)
+    add_magnitudes(rule, {}, static_cast<uint64_t>(std::max<int64_t>(low, 0)), static_cast<uint64_t>(high), {});
   if (low < 0) {
     const int64_t nearest = std::max<int64_t>(1, -high);
     add_magnitudes(rule, builder_.text("-"), static_cast<uint64_t>(nearest), static_cast<uint64_t>(-low), {});
@@ -179,8 +187,8 @@ Element JsonText::from_regex(std::string_view expression) {
   return read_regex(builder_, expression, true, plain);
 }
 
-// Whole numbers within the bounds, and n.f for every n such that all of n.0 to n.999 lies within them. Digits behind the
-// point that only some n allow are left out, which makes the text a little poorer and never wrong.
+// Whole numbers within the bounds, and n.f for every n such that all of n.0 to n.999 lies within them. Digits behind
+// the point that only some n allow are left out, which makes the text a little poorer and never wrong.
 Element JsonText::number(std::optional<double> least, bool least_open, std::optional<double> most, bool most_open) {
   if (!least && !most) return any_number();
   constexpr auto kMost = static_cast<double>(kMostInteger);
@@ -220,7 +228,8 @@ Element JsonText::any_value() {
   };
   const Element text = string(0, GrammarBuilder::kUnbounded);
   Sequence member{text, builder_.byte(':'), space(), *any_value_};
-  for (const auto& [open, close, item] : {std::tuple{"{", "}", builder_.choice({member})}, std::tuple{"[", "]", *any_value_}}) {
+  for (const auto& [open, close, item] :
+       {std::tuple{"{", "}", builder_.choice({member})}, std::tuple{"[", "]", *any_value_}}) {
     Sequence more = builder_.repeat(sequence({","}, item), 0, GrammarBuilder::kUnbounded);
     Sequence filled = sequence({open}, item);
     GrammarBuilder::append(filled, more);

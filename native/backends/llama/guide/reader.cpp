@@ -28,7 +28,10 @@ uint32_t Reader::hexadecimal(size_t digits) {
   uint32_t value = 0;
   for (size_t i = 0; i < digits; ++i) {
     const char c = peek();
-    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    const int digit = c >= '0' && c <= '9'   ? c - '0'
+                      : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                      : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                             : -1;
     if (digit < 0) fail("expected " + std::to_string(digits) + " hexadecimal digits");
     value = value << 4 | static_cast<uint32_t>(digit);
     ++at_;
@@ -63,7 +66,9 @@ std::string Reader::place() const {
   return "line " + std::to_string(line) + ", column " + std::to_string(column) + ": ";
 }
 
-void Reader::fail(const std::string& what) const { throw GuideError(place() + what); }
+void Reader::fail(const std::string& what) const {
+  throw GuideError(place() + what);
+}
 
 void Reader::unsupported(const std::string& what) const {
   throw GuideError(place() + what + " is not supported", IFAB_UNIMPLEMENTED);

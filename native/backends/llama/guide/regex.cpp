@@ -148,23 +148,38 @@ class RegexReader {
     const uint32_t kind = reader_.character();
     const auto one = [](uint32_t point) { return CharacterSet{{point, point}}; };
     switch (kind) {
-      case 'd': return kDigits;
-      case 'D': return complement(kDigits);
-      case 'w': return kWord;
-      case 'W': return complement(kWord);
-      case 's': return kSpace;
-      case 'S': return complement(kSpace);
-      case 'n': return one('\n');
-      case 'r': return one('\r');
-      case 't': return one('\t');
-      case 'f': return one('\f');
-      case 'v': return one('\v');
-      case 'x': return one(reader_.hexadecimal(2));
-      case 'u': return one(reader_.hexadecimal(4));
-      default: break;
+      case 'd':
+        return kDigits;
+      case 'D':
+        return complement(kDigits);
+      case 'w':
+        return kWord;
+      case 'W':
+        return complement(kWord);
+      case 's':
+        return kSpace;
+      case 'S':
+        return complement(kSpace);
+      case 'n':
+        return one('\n');
+      case 'r':
+        return one('\r');
+      case 't':
+        return one('\t');
+      case 'f':
+        return one('\f');
+      case 'v':
+        return one('\v');
+      case 'x':
+        return one(reader_.hexadecimal(2));
+      case 'u':
+        return one(reader_.hexadecimal(4));
+      default:
+        break;
     }
     if (kind == 'b' && in_class) return one('\b');
-    const bool letter_or_digit = (kind >= '0' && kind <= '9') || (kind >= 'a' && kind <= 'z') || (kind >= 'A' && kind <= 'Z');
+    const bool letter_or_digit =
+        (kind >= '0' && kind <= '9') || (kind >= 'a' && kind <= 'z') || (kind >= 'A' && kind <= 'Z');
     if (letter_or_digit) reader_.unsupported(std::string("the escape \\") + static_cast<char>(kind));
     return one(kind);
   }

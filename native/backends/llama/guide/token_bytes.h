@@ -32,7 +32,7 @@ class TokenBytes {
   };
 
   std::string text_;
-  std::vector<uint32_t> starts_;   // by token
+  std::vector<uint32_t> starts_;  // by token
   std::vector<Ordered> order_;
   size_t longest_ = 0;
 };
