@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from benchmarks.virtual.engine import Card, Job
 from benchmarks.virtual.workloads import VOCABULARY, Workload
 from ifabric.engine.v1 import generation_pb2
@@ -30,6 +32,11 @@ DIGEST = "0" * 64
 def jobs_of(workload: Workload) -> list[Job]:
     """The rows as a card takes them, in order."""
     return [Job(row.blocks, row.prompt_tokens, row.output_tokens) for row in workload.rows]
+
+
+def _scattered(*blocks: int) -> int:
+    """A hash that spreads: block identities are consecutive numbers, and Python's hash of a number is the number."""
+    return xxhash.xxh3_64_intdigest(repr(blocks))
 
 
 class _Picking:
@@ -91,7 +98,7 @@ class HeadHash(_Picking):
 
     def pick(self, job: Job) -> int | None:
         """See _Picking."""
-        return hash(job.blocks[: self._HEAD]) % len(self._room)
+        return _scattered(*job.blocks[: self._HEAD]) % len(self._room)
 
 
 class SessionAffinity(_Picking):
@@ -99,7 +106,7 @@ class SessionAffinity(_Picking):
 
     def pick(self, job: Job) -> int | None:
         """See _Picking."""
-        return hash(job.blocks[min(1, len(job.blocks) - 1)]) % len(self._room)
+        return _scattered(job.blocks[min(1, len(job.blocks) - 1)]) % len(self._room)
 
 
 class CacheAware(_Picking):
