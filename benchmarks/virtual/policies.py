@@ -36,7 +36,7 @@ def jobs_of(workload: Workload) -> list[Job]:
 
 def _scattered(*blocks: int) -> int:
     """A hash that spreads: block identities are consecutive numbers, and Python's hash of a number is the number."""
-    return xxhash.xxh3_64_intdigest(repr(blocks))
+    return xxhash.xxh3_64_intdigest(repr(blocks).encode())
 
 
 class _Picking:

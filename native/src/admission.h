@@ -6,7 +6,8 @@
 //  1. What not even an empty engine could hold is refused at submit (never_fits).
 //  2. A request enters only when its whole need fits beside everything promised to those inside. So nobody inside waits
 //     for room, and there is no hold-and-wait: 3. everything inside ends after finitely many steps that progress.
-//  4. Steps that do not progress become progress-only, which moves what the batcher itself holds up; where even that does
+//  4. Steps that do not progress become progress-only, which moves what the batcher itself holds up; where even that
+//  does
 //     not help, the engine fails, and everything ends with it (engine_loop.cpp).
 //  5. While the first in order lacks room nobody passes it, so what is given back adds up until it fits (1, 3).
 //  6. It is passed at most kPasses times by higher priorities, and put off for at most kLeaderWaits rounds by a leader.
