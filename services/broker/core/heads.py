@@ -149,7 +149,8 @@ class Run:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.heads: set[Head] = set()
+        self.heads: dict[Head, None] = {}
+        """Its heads, in the order in which it came to own them, so that the same events bring the same decisions."""
         self.followers: Queue = []
         """HELD heads with entries directly below: those can follow at once."""
         self.leaders: Queue = []
@@ -196,7 +197,7 @@ class Run:
         node = head.node
         node.opened = True
         node.heads[self.worker.id] = head
-        self.heads.add(head)
+        self.heads[head] = None
         self.worker.plan.heads += node.edge_tokens
         head.wake()
         return head
@@ -217,7 +218,7 @@ class Run:
     def close(self, head: Head) -> None:
         """Forgets a head whose node, or whose worker, is gone."""
         head.gone = True
-        self.heads.discard(head)
+        self.heads.pop(head, None)
         self.worker.plan.heads -= head.node.edge_tokens
         if head.users:
             self.worker.plan.heads_in_use -= head.node.edge_tokens
