@@ -7,7 +7,6 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 .PHONY: help setup proto build engine run up test test-native test-python test-long fuzz lint format check clean
 
 bin := .venv/bin
-cores := $(shell nproc)
 engine := build/engines/smollm2-135m
 native_sources = $(shell git ls-files 'native/*.h' 'native/*.c' 'native/*.cpp')
 python_sources := services engines benchmarks tests examples
@@ -44,8 +43,7 @@ test-native: build ## Run the native tests, plain and under the address and unde
 test-python: engine ## Run the Python tests, end-to-end ones included.
 	@scripts/bootstrap tests
 	@scripts/grpcurl
-	@$(bin)/pytest -m "not slow and not gpu" -n $(cores) --dist worksteal --ignore tests/e2e
-	@$(bin)/pytest -m "not slow" tests/e2e
+	@$(bin)/pytest -m "not slow and not gpu"
 
 test-long: engine ## Run what is too long for `make test`, the thread sanitizer included.
 	@IFAB_TEST_LONG=1 TEST_LIMIT_S=1800 scripts/native test dev tsan
