@@ -180,3 +180,13 @@ def test_age_makes_up_for_density() -> None:
     bench.finish(running)
     (first,) = bench.give()
     assert first.entry.work.key[1] == "old and light"
+
+
+def test_what_takes_longest_is_not_left_for_the_end() -> None:
+    bench = Bench()
+    for at in range(2):
+        bench.worker(f"w{at}", sequences=1, tokens=10_000)
+    bench.submit(*(work([50 + at] * 40, max_tokens=40) for at in range(6)))
+    bench.submit(work([9] * 900, max_tokens=1, request_id="long"))
+    # Density alone would send it last, and one worker would wait for the other.
+    assert "long" in {attempt.entry.work.key[1] for attempt in bench.give()}

@@ -11,6 +11,7 @@ before, so slow and fast workers each end up with their share.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,13 +20,17 @@ from services.broker.core.heads import Claim, Head, HeadState, Run
 from services.broker.core.tree import Node, WaitingTree, prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from services.broker.core.attempts import Attempt
     from services.broker.core.workers import Worker
 
 _SAMPLED = 64
 """Items that are looked at to judge what lies below a node."""
+_TAIL_ITEMS = 64
+"""Items for each worker from which on the end of the work is near enough to look for the longest."""
+_FIRST = float("-inf")
+"""A rank before all others."""
 
 
 class FlowRules(NamedTuple):
@@ -76,6 +81,8 @@ class Ownership:
         self._led = led
         self._open: dict[Node, None] = {}
         """Nodes that somebody owns."""
+        self._looked: dict[Node, int] = {}
+        """How much was up for taking below a node when the longest of it was last looked for."""
         self._change = 0
         self._now = 0.0
 
@@ -137,6 +144,7 @@ class Ownership:
     def went(self, node: Node) -> None:
         """The tree has dropped a node."""
         self._open.pop(node, None)
+        self._looked.pop(node, None)
         for head in list(node.heads.values()):
             head.run.close(head)
 
@@ -153,6 +161,8 @@ class Ownership:
             head = run.top(may_lead, now, self._rules.overdue_s)
             if head is not None and not self._root_first(run, head, now, may_lead):
                 node, claim = head.node, head.claim
+                if len(node.heads) > 1:
+                    self._longest_first(node)
                 best = node.best(subtrees=may_lead)
                 if best is None:
                     run.drop(head)
@@ -163,6 +173,7 @@ class Ownership:
                     return entry
                 continue
             else:
+                self._longest_first(root)
                 node, claim, best = root, None, root.best(subtrees=may_lead)
                 if best is None:
                     if may_lead and self._join(run):
@@ -252,6 +263,37 @@ class Ownership:
         born = item.arrived if isinstance(item, Entry) else item.born
         run.root_turn = born < now - self._rules.overdue_s and not run.root_turn
         return run.root_turn
+
+    def _longest_first(self, node: Node) -> None:
+        """Lets what takes longest go before the rest, where it would else be what everybody waits for in the end.
+
+        Density puts long prompts with short answers last; one that takes half of the time that is left for each worker
+        has to begin now.
+        """
+        workers, count = len(self.runs), len(node.entries) + len(node.subtrees)
+        if workers < 2 or self._interactive or count > _TAIL_ITEMS * workers:
+            return
+        looked = self._looked.get(node, count * 2)
+        if looked * 7 // 8 < count <= looked:
+            return  # too little has gone since the last look to look again
+        self._looked[node] = count
+        longest: Node | Entry | None = None
+        most = (node.tokens + self._rules.decode_weight * node.decode) / (2 * workers)
+        offered: Iterable[tuple[float, int, Node | Entry]] = itertools.chain(node.entries, node.subtrees)
+        for rank, _, item in offered:
+            if node.is_up(item):
+                if rank == _FIRST:
+                    return
+                effort = self._effort(item)
+                if effort > most:
+                    longest, most = item, effort
+        if longest is not None:
+            node.offer(longest, _FIRST)
+
+    def _effort(self, item: Node | Entry) -> float:
+        """What something takes, in prompt tokens; of a subtree, everything below."""
+        tokens = item.tail_tokens if isinstance(item, Entry) else item.tokens + item.edge_tokens
+        return tokens + self._rules.decode_weight * item.decode
 
     def _claim(self, run: Run, node: Node, child: Node, claim: Claim | None) -> None:
         """Makes the worker, or another that holds more of it, the owner of a whole subtree."""
@@ -366,19 +408,10 @@ class Ownership:
             return 1.0
         if all(head.run.can_take_all() for head in node.heads.values()):
             return 0.0
-        moved = 0.0
-        weight = self._rules.decode_weight
-        for _, _, entry in node.entries[:_SAMPLED]:
-            if entry.state is State.WAITING and entry.node is node:
-                moved += entry.tail_tokens + weight * entry.decode
-        moved *= max(1.0, len(node.entries) / _SAMPLED)
-        subtrees = 0.0
-        for _, _, child in node.subtrees[:_SAMPLED]:
-            if not child.opened and child.parent is node:
-                subtrees += child.tokens + child.edge_tokens + weight * child.decode
-        moved += subtrees * max(1.0, len(node.subtrees) / _SAMPLED)
-        moved /= len(node.heads) + 1
-        return moved - self._rules.join_factor * cost
+        entries = sum(self._effort(entry) for _, _, entry in node.entries[:_SAMPLED] if node.is_up(entry))
+        subtrees = sum(self._effort(child) for _, _, child in node.subtrees[:_SAMPLED] if node.is_up(child))
+        moved = entries * max(1.0, len(node.entries) / _SAMPLED) + subtrees * max(1.0, len(node.subtrees) / _SAMPLED)
+        return moved / (len(node.heads) + 1) - self._rules.join_factor * cost
 
     def _rank(self, decode: int, tokens: int, born: float) -> float:
         """Lower goes first: dense in decode, or old. Relative order never changes with time, so heaps stay valid."""

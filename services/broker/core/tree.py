@@ -89,6 +89,12 @@ class Node:
         else:
             heapq.heappush(self.subtrees, (rank, next(_tickets), item))
 
+    def is_up(self, item: Node | Entry) -> bool:
+        """Whether an offered item can still be taken here."""
+        if isinstance(item, Entry):
+            return item.state is State.WAITING and item.node is self
+        return not item.opened and item.parent is self and item.waiting > 0
+
     def best(self, *, subtrees: bool) -> tuple[float, Node | Entry] | None:
         """Returns what goes first, with its rank, and leaves it there.
 
