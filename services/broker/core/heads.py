@@ -172,8 +172,12 @@ class Run:
         can go but a leader count only where one `may_lead`.
         """
         late = now - overdue_s
-        follower = self._first(self.followers, late, now)
-        leader = self._first(self.leaders, late, now) if may_lead else None
+        while True:
+            follower = self._first(self.followers, late, now)
+            leader = self._first(self.leaders, late, now) if may_lead else None
+            # Looking through one queue may have moved a head to the top of the other.
+            if follower is (self.followers[0][3] if self.followers else None):
+                break
         if follower is None or leader is None:
             return follower or leader
         return follower if self.followers[0] < self.leaders[0] else leader
