@@ -332,6 +332,30 @@ TEST_F(LlamaBatcher, PayloadIsTheStateOfTheLastTokenWhateverRunsBesideIt) {
   expect_clean(driver);
 }
 
+TEST_F(LlamaBatcher, AMiningEngineScoresPromptsBesideTheirPayloads) {
+  Driver driver(TinyEngine::mining({-1}));
+  Driver generating(TinyEngine{});
+  for (uint64_t i = 0; i < 3; ++i) {
+    Request scored = plain_request(tiny_prompt(i, 40 + 40 * i), 0);
+    scored.prompt_logprobs = true;
+    scored.want_payload = true;
+    driver.ask(scored);
+    driver.ask(scored.prompt, 0);
+    scored.max_tokens = 1;
+    scored.want_payload = false;
+    generating.ask(scored);
+  }
+  ASSERT_TRUE(driver.run());
+  ASSERT_TRUE(generating.run());
+  for (uint64_t i = 0; i < 3; ++i) {
+    const std::vector<float>& scores = driver.told(2 * i).scores;
+    const std::vector<float>& expected = generating.told(i).scores;
+    ASSERT_EQ(scores.size(), expected.size());
+    for (size_t k = 1; k < scores.size(); ++k) EXPECT_EQ(scores[k], expected[k]) << k;
+    EXPECT_EQ(driver.told(2 * i).payload, driver.told(2 * i + 1).payload);
+  }
+}
+
 TEST_F(LlamaBatcher, PayloadComesInTheFormThatTheEngineSays) {
   const auto prompt = tiny_prompt(1, 100);
   Driver exact(TinyEngine::mining({-1}));

@@ -119,7 +119,9 @@ void Batcher::arm_tap(const Part& part) {
   // Rows before it that ask for output: none but those of its own prompt where that is scored.
   const uint32_t row = part.first_row + part.tokens - 1;
   const uint32_t output_row = session_.outputs() - 1;
-  tap_->want(row, session_.rows(), output_row, part.job->payload);
+  // Another row with output, or a part that is scored, needs its logits.
+  const bool logits_wanted = part.job->request->max_tokens > 0 || session_.outputs() > 1;
+  tap_->want(row, session_.rows(), output_row, logits_wanted, part.job->payload);
 }
 
 void Batcher::part_computed(const Part& part, StepReport& report, Sink& sink) {

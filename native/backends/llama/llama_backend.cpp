@@ -124,8 +124,7 @@ Status load(const EngineDirectory& directory, std::unique_ptr<Backend>& out) {
   std::optional<Config> config = read(directory, findings);
   if (!config) return {IFAB_FAILED_PRECONDITION, "llama.json changed while the engine was loaded"};
   std::unique_ptr<PayloadTap> tap;
-  if (config->payload)
-    tap = std::make_unique<PayloadTap>(*config->payload, directory.contract()->limits.max_output_tokens > 0);
+  if (config->payload) tap = std::make_unique<PayloadTap>(*config->payload);
   std::unique_ptr<Session> session;
   Status status = Session::open(*config, directory.file_path(config->gguf), tap.get(), session);
   if (!status.ok()) return status;

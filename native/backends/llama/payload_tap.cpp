@@ -10,8 +10,7 @@
 
 namespace ifab::llama {
 
-PayloadTap::PayloadTap(const Config::Payload& payload, bool head_wanted)
-    : dtype_(payload.dtype), head_wanted_(head_wanted) {
+PayloadTap::PayloadTap(const Config::Payload& payload) : dtype_(payload.dtype) {
   for (const int32_t layer : payload.layers) {
     layers_.push_back({layer < 0 ? "result_norm" : "l_out-" + std::to_string(layer), false});
   }
@@ -21,11 +20,12 @@ uint32_t PayloadTap::value_bytes() const {
   return dtype_ == IFAB_DTYPE_FLOAT32 ? 4 : 2;
 }
 
-void PayloadTap::want(uint32_t row, uint32_t rows, uint32_t output_row, std::span<uint8_t> out) {
+void PayloadTap::want(uint32_t row, uint32_t rows, uint32_t output_row, bool logits_wanted, std::span<uint8_t> out) {
   armed_ = true;
   row_ = row;
   rows_ = rows;
   output_row_ = output_row;
+  logits_wanted_ = logits_wanted;
   out_ = out;
   failure_.clear();
   state_.resize(hidden_size_);
@@ -71,7 +71,7 @@ bool PayloadTap::take(const ggml_tensor* tensor) {
     const size_t bytes = size_t{hidden_size_} * value_bytes();
     store(state_, out_.subspan(i * bytes, bytes));
   }
-  return head_wanted_ || std::any_of(layers_.begin(), layers_.end(), [](const Layer& layer) { return !layer.seen; });
+  return logits_wanted_ || std::any_of(layers_.begin(), layers_.end(), [](const Layer& layer) { return !layer.seen; });
 }
 
 void PayloadTap::store(std::span<const float> state, std::span<uint8_t> out) const {

@@ -18,16 +18,16 @@ namespace ifab::llama {
 // configured format. Layer -1 is the state after the final norm, before the output head; layer n the output of block n.
 class PayloadTap {
  public:
-  // `head_wanted`: the engine generates, so the graph has to go on to the logits.
-  PayloadTap(const Config::Payload& payload, bool head_wanted);
+  explicit PayloadTap(const Config::Payload& payload);
 
   // Called once the model is loaded.
   void set_hidden_size(uint32_t hidden_size) { hidden_size_ = hidden_size; }
   uint32_t payload_bytes() const { return static_cast<uint32_t>(layers_.size()) * hidden_size_ * value_bytes(); }
 
   // The next decode() fills `out` (payload_bytes() of it) with the state of one row: `row` is its number in the batch
-  // of `rows` rows, `output_row` its number among those that ask for output.
-  void want(uint32_t row, uint32_t rows, uint32_t output_row, std::span<uint8_t> out);
+  // of `rows` rows, `output_row` its number among those that ask for output. Unless `logits_wanted`, the graph is not
+  // computed further than the state.
+  void want(uint32_t row, uint32_t rows, uint32_t output_row, bool logits_wanted, std::span<uint8_t> out);
   // Takes back a wish whose decode() did not take place.
   void forget() { armed_ = false; }
   // Ends the wish of the last decode(). Empty where the payload is filled; else why it is not.
@@ -49,7 +49,6 @@ class PayloadTap {
 
   std::vector<Layer> layers_;
   int32_t dtype_;
-  bool head_wanted_;
   uint32_t hidden_size_ = 0;
   std::vector<float> state_;
 
@@ -57,6 +56,7 @@ class PayloadTap {
   uint32_t row_ = 0;
   uint32_t rows_ = 0;
   uint32_t output_row_ = 0;
+  bool logits_wanted_ = true;
   std::span<uint8_t> out_;
   std::string failure_;
 };
