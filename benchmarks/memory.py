@@ -2,11 +2,11 @@
 """Memory of what waits: `make bench-memory`.
 
 200,000 prompts of 4,000 tokens that share nothing wait in the core at once, ids drawn from a vocabulary of 65,536 and
-one of 131,072; then ten times as many pass through, one going in for each that ends. A third part has 300 shared heads
-of 3,000 tokens, which lie in memory once.
+one of 131,072; a third part has 300 shared heads of 3,000 tokens, which lie in memory once. Then as many again pass
+through, one going in for each that ends, and in the first part ten times as many.
 
     waiting_mib_*      resident memory that they add, in MiB (goal: at most 2,048)
-    growth_mib_*       what passing ten times as many through adds to that
+    growth_mib_*       what passing more through adds to that
     bytes_per_request  memory of one request beside its ids
 """
 
@@ -26,7 +26,7 @@ from services.broker.core.workers import Amount, Worker
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-REQUESTS, TOKENS, PASSES = 200_000, 4_000, 10
+REQUESTS, TOKENS = 200_000, 4_000
 HEADS, HEAD_TOKENS = 300, 3_000
 MIB = 1024 * 1024
 
@@ -37,7 +37,7 @@ def resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def measure(answer: Connection, vocabulary: int, heads: int) -> None:
+def measure(answer: Connection, vocabulary: int, heads: int, passes: int) -> None:
     """Runs in a process of its own; sends (bytes waiting, bytes after the passes, estimated bytes)."""
     load = Load(
         vocabulary=vocabulary,
@@ -53,16 +53,16 @@ def measure(answer: Connection, vocabulary: int, heads: int) -> None:
     waiting, estimated = resident() - before, load.decision.requests.held_bytes()
     worker = Worker("w", engine_facts(vocabulary, 64), pool_tokens=1 << 24, credit=Amount(1 << 40, 64, 0), now=0.0)
     load.decision.worker_up(worker)
-    for _ in range(PASSES * REQUESTS // 64):
+    for _ in range(passes * REQUESTS // 64):
         load.finish(64)
         load.submit(64)
     answer.send((waiting, resident() - before, estimated))
 
 
-def run(vocabulary: int, heads: int) -> tuple[float, float, float]:
+def run(vocabulary: int, heads: int, passes: int) -> tuple[float, float, float]:
     """Measures one part; returns waiting, growth and estimate in MiB."""
     here, there = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("spawn").Process(target=measure, args=(there, vocabulary, heads))
+    process = multiprocessing.get_context("spawn").Process(target=measure, args=(there, vocabulary, heads, passes))
     began = time.perf_counter()
     process.start()
     there.close()
@@ -78,8 +78,9 @@ def main() -> None:
     report = Report("memory")
     report.fact("requests", REQUESTS)
     report.fact("tokens", TOKENS)
-    for name, vocabulary, heads in (("64k", 1 << 16, 0), ("128k", 1 << 17, 0), ("heads", 1 << 16, HEADS)):
-        waiting, growth, estimated = run(vocabulary, heads)
+    parts = (("64k", 1 << 16, 0, 10), ("128k", 1 << 17, 0, 1), ("heads", 1 << 16, HEADS, 1))
+    for name, vocabulary, heads, passes in parts:
+        waiting, growth, estimated = run(vocabulary, heads, passes)
         report.figure(f"waiting_mib_{name}", [waiting], unit="MiB", goal="<= 2048")
         report.figure(f"growth_mib_{name}", [growth], unit="MiB", goal="about 0")
         report.figure(f"estimated_mib_{name}", [estimated], unit="MiB")
