@@ -45,6 +45,7 @@ __all__ = [
     "named",
     "names",
     "read_document",
+    "source",
 ]
 
 _SUFFIX = ".schema.json"
@@ -89,9 +90,18 @@ def named(name: str) -> Schema:
         LookupError: There is none.
         ValueError: It is outside of what is interpreted.
     """
+    return Schema.parse(name, source(name))
+
+
+def source(name: str) -> bytes:
+    """The text of a schema, as JSON Schema 2020-12; `x-rules` between fields are for our own interpreters.
+
+    Raises:
+        LookupError: There is none of this name.
+    """
     if name not in names():
         raise LookupError(f"there is no schema {name}; there are {', '.join(names())}")
-    return Schema.parse(name, (importlib.resources.files("engines.schema") / f"{name}{_SUFFIX}").read_bytes())
+    return (importlib.resources.files("engines.schema") / f"{name}{_SUFFIX}").read_bytes()
 
 
 @functools.cache
