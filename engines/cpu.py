@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 CONFIGURATION_FILE: Final = "llama.json"
 WEIGHTS_FILE: Final = "model.gguf"
 TOKENIZER_FILE: Final = "tokenizer.json"
-FILES: Final = (CONFIGURATION_FILE, WEIGHTS_FILE, TOKENIZER_FILE)
+TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
+FILES: Final = (CONFIGURATION_FILE, WEIGHTS_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
 """Every file of the directory but the contract."""
 
 NOT_APPLICABLE = "not_applicable"
@@ -53,6 +54,7 @@ def configuration(tier: CpuTier) -> bytes:
     document: dict[str, Any] = {
         "llama_version": 1,
         "gguf": WEIGHTS_FILE,
+        "device": "cpu",
         "kv_layout": tier.cache.layout,
         "slots": tier.limits.slots,
         "resident_heads": tier.cache.resident_heads,

@@ -11,11 +11,13 @@ import gguf
 from services.common.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 _NORMAL: Final = int(gguf.TokenType.NORMAL)
 _CONTROL: Final = int(gguf.TokenType.CONTROL)
+_SPECIAL: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+"""Names of special tokens in a tokenizer's configuration, and what the file calls them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Vocabulary:
     """Name by which llama.cpp knows how text is cut before merging."""
     end_token_id: int
     """What the model itself calls its end."""
+    special: tuple[tuple[str, str], ...]
+    """Names of the tokens that the model sets apart, as templates know them (`bos_token`), and their texts."""
 
     def control_texts(self) -> list[str]:
         """Texts of the control tokens."""
@@ -56,6 +60,8 @@ class GgufModel:
     vocabulary: Vocabulary
     kv_width: int
     """Values that one token adds to the keys of one layer, and as many to its values."""
+    chat_template: str | None
+    """How a chat becomes a prompt, as a Jinja template; None where the model knows no chats."""
 
 
 def read(path: Path) -> GgufModel:
@@ -72,13 +78,20 @@ def read(path: Path) -> GgufModel:
     if (architecture := said.get("general.architecture")) != "llama":
         raise said.error(f"the model's architecture is {architecture!r}, expected 'llama'")
     head_size = int(said.get("llama.embedding_length")) // int(said.get("llama.attention.head_count"))
-    return GgufModel(_vocabulary(said), head_size * int(said.get("llama.attention.head_count_kv")))
+    return GgufModel(
+        _vocabulary(said),
+        head_size * int(said.get("llama.attention.head_count_kv")),
+        said.get("tokenizer.chat_template") if said.has("tokenizer.chat_template") else None,
+    )
 
 
 class _Fields:
     def __init__(self, path: Path, fields: Mapping[str, Any]) -> None:
         self._path = path
         self._fields = fields
+
+    def has(self, name: str) -> bool:
+        return name in self._fields
 
     def get(self, name: str) -> Any:
         if name not in self._fields:
@@ -107,4 +120,14 @@ def _vocabulary(said: _Fields) -> Vocabulary:
         merges=merges,
         pre_tokenizer=said.get("tokenizer.ggml.pre"),
         end_token_id=int(said.get("tokenizer.ggml.eos_token_id")),
+        special=tuple(_special(said, tokens)),
     )
+
+
+def _special(said: _Fields, tokens: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for name, field in _SPECIAL.items():
+        if said.has(key := f"tokenizer.ggml.{field}_token_id"):
+            token = int(said.get(key))
+            if not 0 <= token < len(tokens):
+                raise said.error(f"{key} is {token}, and there are {len(tokens)} tokens")
+            yield name, tokens[token]

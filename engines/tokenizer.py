@@ -14,6 +14,7 @@ of Unicode:
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -58,6 +59,14 @@ def to_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
         [AddedToken(vocabulary.tokens[token], special=True, normalized=False) for token in vocabulary.control]
     )
     return tokenizer
+
+
+def to_configuration(vocabulary: Vocabulary, chat_template: str | None) -> bytes:
+    """The text of `tokenizer_config.json`: the special tokens by name, and the chat template where there is one."""
+    document = dict(vocabulary.special)
+    if chat_template is not None:
+        document["chat_template"] = chat_template
+    return json.dumps(document, ensure_ascii=False, indent=2).encode() + b"\n"
 
 
 def tokenless_bytes(vocabulary: Vocabulary) -> list[int]:

@@ -17,6 +17,7 @@ import pytest
 from engines import cpu, inspect
 from engines.build import Built, Progress, build_cpu_engine
 from engines.llama_tool import LlamaTool
+from services.cli.files.chat import ChatTemplate
 from services.common.contract import engine_digest
 from services.common.errors import FailedPreconditionError, NotFoundError
 from services.worker import native as library
@@ -32,7 +33,12 @@ def test_the_engine_is_whole_and_says_what_it_is(cpu_engine: Built) -> None:
     contract = said.contract
     assert said.engine_digest == cpu_engine.engine_digest == engine_digest(cpu_engine.directory)
     assert contract.engine_id == cpu_engine.engine_id == "smollm2-135m-instruct-q8_0-cpu"
-    assert {file.path for file in contract.files} == {"llama.json", "model.gguf", "tokenizer.json"}
+    assert {file.path for file in contract.files} == {
+        "llama.json",
+        "model.gguf",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     assert (contract.model.layers, contract.model.hidden_size, contract.model.vocab_size) == (30, 576, 49152)
     assert contract.model.weights_dtype == "q8_0"
     assert contract.tokenizer.end_token_ids == (0, 2)
@@ -51,6 +57,18 @@ def test_the_engine_of_hidden_states_differs_in_its_contract_only(cpu_engine: Bu
     assert hidden.model == text.model
     same = {file.path: file.sha256 for file in text.files if file.path != "llama.json"}
     assert {file.path: file.sha256 for file in hidden.files if file.path != "llama.json"} == same
+
+
+def test_the_chat_template_of_the_model_comes_with_it(cpu_engine: Built) -> None:
+    said = json.loads((cpu_engine.directory / "tokenizer_config.json").read_text())
+    template = ChatTemplate(said.pop("chat_template"), said)
+    assert said == {
+        "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "unk_token": "<|endoftext|>", "pad_token": "<|im_end|>"
+    }  # fmt: skip
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    assert template.render(chat) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["cpu_engine", "hidden_engine"])
