@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from services.broker.work import Work
+    from tests.broker_core.tap import Tap
 
 SLOW = {"time_mode": "real", "step_us": 20_000}
 """An engine that needs 20 ms for a step: a request of 50 tokens takes a second."""
@@ -41,8 +42,10 @@ class Fleet:
     engines: dict[str, SimulatedEngine] = field(default_factory=dict)
     """By digest."""
 
-    async def start_worker(self, name: str, engine_id: str = "engine", **engine: Any) -> ServiceProcess:
-        """Starts a worker; its engine is written where there is none of that id."""
+    async def start_worker(
+        self, name: str, engine_id: str = "engine", *, tap: Tap | None = None, **engine: Any
+    ) -> ServiceProcess:
+        """Starts a worker; its engine is written where there is none of that id. Brokers reach it through `tap`."""
         directory = self.folder / engine_id
         if not directory.exists():
             write_simulated_engine(directory, engine_id=engine_id, **engine)
@@ -54,8 +57,11 @@ class Fleet:
                 "provisioner": self.provisioner.address,
                 "node_id": name,
                 "drain_grace_s": 2.0,
+                **({"advertise": tap.address} if tap is not None else {}),
             },
         )
+        if tap is not None:
+            tap.relay_to(process.address)
         self.stack.callback(process.kill)
         self.workers[name] = process
         return process

@@ -261,6 +261,35 @@ def test_a_worker_that_cancels_by_itself_is_not_believed() -> None:
     _settle(bench)
 
 
+def test_a_started_stream_that_its_worker_cuts_short_ends_unavailable() -> None:
+    bench = Bench()
+    worker = bench.worker("w1")
+    sink = RecordingSink(takes_back=False)
+    bench.submit(work([1, 2, 3], sink=sink, lane=Lane.INTERACTIVE, stream=True))
+    (attempt,) = bench.give()
+    bench.decision.tokens(worker, attempt.handle, 0, np.array([5], np.int32), None)
+    bench.finish(attempt, reason=generation_pb2.FINISH_REASON_CANCELLED)
+    assert isinstance(sink.end, UnavailableError)
+    assert sink.end.reason == reasons.WORKER_LOST
+    assert sink.heard == [5], "nobody was told another beginning"
+
+
+def test_what_a_worker_cuts_short_and_nobody_read_runs_again_and_is_paid_once() -> None:
+    bench = Bench()
+    worker = bench.worker("w1")
+    sink = RecordingSink(takes_back=True)
+    bench.submit(work([1, 2, 3], sink=sink, stream=True))
+    (attempt,) = bench.give()
+    bench.computed(attempt)
+    bench.decision.tokens(worker, attempt.handle, 0, np.array([5], np.int32), None)
+    bench.finish(attempt, reason=generation_pb2.FINISH_REASON_CANCELLED)
+    assert sink.heard == []
+    _settle(bench)
+    account = bench.decision.end_job("j")
+    assert account is not None
+    assert account.computed_tokens == 2 * 3
+
+
 def test_three_workers_one_dead_and_favoured() -> None:
     """A retry storm: fifty requests whose head a dead worker holds cost one failed attempt each, and no more."""
     bench = Bench()

@@ -20,7 +20,7 @@ from services.broker.core.node_watch import NodeWatch
 from services.broker.core.worker_link import WorkerLink
 from services.broker.core.workers import EngineFacts, Worker
 from services.common import logs
-from services.common.errors import UnavailableError
+from services.common.errors import InternalError, UnavailableError
 from services.common.rpc import channel
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ QUIET_S = 3.0
 """A worker that has said nothing for so long gets nothing new until it speaks: it normally does twice a second."""
 _STALLED_S = 1.0
 """A tick that comes so late means that this process stood still, not that the workers did."""
+
+_DOUBLINGS_MAX = 16
 
 _log = logs.get("broker.core")
 
@@ -159,12 +161,16 @@ class Broker:
         """See LinkOwner."""
         worker, now = self._workers[link], self._loop.time()
         worker.heard, worker.quiet = now, False
+        if message.finished:
+            link.silences = 0
         wire.apply(message, self.decision, worker, now)
         self._want_turn()
 
     def link_down(self, link: WorkerLink, *, innocent: bool) -> None:
         """See LinkOwner."""
-        worker = self._workers.pop(link)
+        worker = self._workers.pop(link, None)
+        if worker is None:
+            return  # it never came up
         del self._link_of[worker]
         if self._links.get(link.node_id) is not link:
             self._end_link(link)
@@ -188,14 +194,23 @@ class Broker:
             if attempt.number == 1:
                 self._metrics.waited(attempt.entry.work.lane, now - attempt.entry.arrived)
         for worker, attempts in batches.items():
-            link = self._link_of[worker]
-            for message in wire.dispatch_messages(attempts):
-                link.send(message)
+            self._send(self._link_of[worker], attempts)
         for worker, handles in decision.take_cancels():
             self._link_of[worker].send(wire.cancel_message(handles))
         if decision.deliver():
             self._want_turn()  # sinks may have changed things; so may room at the door
         self._set_alarm()
+
+    def _send(self, link: WorkerLink, attempts: Sequence[Attempt]) -> None:
+        try:
+            messages = list(wire.dispatch_messages(attempts))
+        except Exception as error:
+            # The worker will never hear of them, so they would wait for ever.
+            _log.exception("dispatch.failed", node_id=link.node_id)
+            link.give_up(InternalError(f"work could not be sent: {type(error).__name__}"))
+            return
+        for message in messages:
+            link.send(message)
 
     def _set_alarm(self) -> None:
         at = self.decision.timers.next_at
@@ -233,14 +248,31 @@ class Broker:
         # Who has nothing to do may be silent: a worker of an earlier protocol is, then.
         silent = now - worker.heard if worker.outstanding else 0.0
         worker.quiet = silent > QUIET_S
-        still = now - worker.progressed
+        still = now - worker.progressed if worker.outstanding else 0.0
         limit = self._settings.silence_limit_s
         if silent > limit:
-            link.give_up(UnavailableError(f"the worker has been silent for {silent:.1f} s"))
-        elif worker.outstanding and still > worker.facts.longest_step_s + limit:
-            link.give_up(UnavailableError(f"the engine has made no progress for {still:.1f} s"))
+            self._doubt(link, worker, silent, f"the worker has been silent for {silent:.1f} s")
+        elif still > worker.facts.longest_step_s + limit:
+            spent = still - worker.facts.longest_step_s
+            self._doubt(link, worker, spent, f"the engine has made no progress for {still:.1f} s", answers=True)
         elif not worker.serving and not worker.outstanding and self._links.get(link.node_id) is not link:
             self._end_link(link)
+
+    def _doubt(self, link: WorkerLink, worker: Worker, waited: float, why: str, *, answers: bool = False) -> None:
+        """Gives a worker up that stands still, unless that would only make its work start again at the same place.
+
+        A slow machine looks like a dead engine. Where nobody else could take the work, a worker that still answers is
+        left its time, as long as work may wait for a worker at all; one that is silent gets twice as long each time.
+        """
+        if self.decision.could_go_elsewhere(worker):
+            link.give_up(UnavailableError(why))
+            return
+        patience = self._settings.nobody_limit_s
+        if not answers:
+            patience = min(patience, self._settings.silence_limit_s * 2.0 ** min(link.silences, _DOUBLINGS_MAX))
+        if waited > patience:
+            link.silences += 1
+            link.give_up(UnavailableError(why), innocent=True)
 
     def _nodes_changed(self, nodes: Mapping[str, provisioner.Node]) -> None:
         """Opens links to accepted nodes and closes those of nodes that are no more."""

@@ -122,6 +122,15 @@ class Decision:
         self._cancels.pop(worker, None)
         self._recovery.worker_lost(worker, now, innocent=innocent)
 
+    def could_go_elsewhere(self, worker: Worker) -> bool:
+        """Whether another worker that answers may take anything of what this one has."""
+        others = {
+            other.facts.digest
+            for other in self.scheduler.workers.values()
+            if other is not worker and other.serving and not other.quiet
+        }
+        return any(attempt.entry.flow.key.digests & others for attempt in worker.outstanding.values())
+
     def credit(self, worker: Worker, credit: Amount) -> None:
         """A worker grants a new credit."""
         worker.ledger.limit = credit

@@ -49,6 +49,8 @@ class Recovery:
         lost: list[Entry] = []
         for attempt in attempts:
             self._scheduler.close(attempt)
+            if attempt.computed_tokens:
+                self._requests.add_usage(attempt.entry, generation_pb2.Usage(computed_tokens=attempt.computed_tokens))
             self._lose(attempt, lost, alone=alone, innocent=innocent)
         self._again(lost, now, innocent=innocent)
         if apart is not None:
@@ -71,8 +73,10 @@ class Recovery:
         self._again(lost, now, innocent=not suspect)
 
     def attempt_returned(self, attempt: Attempt, now: float) -> None:
-        """A worker ended an attempt by itself, to go away: nobody here asked."""
-        self._again([attempt.entry], now, innocent=True)
+        """A worker ended an attempt by itself, to go away: nobody here asked. It is closed already."""
+        lost: list[Entry] = []
+        self._lose(attempt, lost, alone=False, innocent=True)
+        self._again(lost, now, innocent=True)
 
     def _lose(
         self,
@@ -85,8 +89,6 @@ class Recovery:
     ) -> None:
         """Decides what becomes of an entry whose attempt was lost; those that run again are added to `lost`."""
         entry = attempt.entry
-        if verdict is None and attempt.computed_tokens:
-            self._requests.add_usage(entry, generation_pb2.Usage(computed_tokens=attempt.computed_tokens))
         if attempt.cancelled:
             self._requests.ended_cancelled(entry)
             return

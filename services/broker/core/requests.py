@@ -16,6 +16,7 @@ from services.broker.core.accounting import JobAccount
 from services.broker.core.entry import Entry
 from services.broker.core.flow import FlowKey
 from services.broker.work import SampleEnd, WorkEnd
+from services.common import logs
 from services.common.errors import AlreadyExistsError, FabricError, ResourceExhaustedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from services.broker.core.workers import EngineFacts
     from services.broker.work import TokenArray, Work
 
+_log = logs.get("broker.core")
 _NO_TOKENS: TokenArray = np.empty(0, np.int32)
 _ENTRY_BYTES = 1200
 """What a request costs beside its ids, as measured: `make bench-memory`."""
@@ -174,10 +176,14 @@ class Requests:
         """Tells the sinks of everything that has ended; returns how much that was."""
         ends, self._ends = self._ends, []
         for work, end in ends:
-            if isinstance(end, WorkEnd):
-                work.sink.finished(work, end)
-            else:
-                work.sink.failed(work, end)
+            try:
+                if isinstance(end, WorkEnd):
+                    work.sink.finished(work, end)
+                else:
+                    work.sink.failed(work, end)
+            except Exception:
+                # A sink that breaks its promise must not cost the others their ends.
+                _log.exception("sink.failed", request_id=work.key[1])
         return len(ends)
 
     def dispatched(self, attempt: Attempt, now: float) -> None:

@@ -18,7 +18,7 @@ from ifabric.worker.v1 import worker_service_pb2_grpc
 from services.broker.core.wire import amount
 from services.common import logs, reasons
 from services.common.backoff import Backoff
-from services.common.errors import FabricError, FailedPreconditionError, UnavailableError
+from services.common.errors import FabricError, FailedPreconditionError, InternalError, UnavailableError
 from services.common.protocol import PROTOCOL_REVISION
 from services.common.rpc import call_error, channel
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 HELLO_WITHIN_S = 5.0
 """How long a worker may take to answer a hello."""
+PROVEN_S = 5.0
+"""How long a stream has to last before the next one, should it break, is opened without delay."""
 
 _log = logs.get("broker.link")
 
@@ -44,7 +46,7 @@ class LinkOwner(Protocol):
         """The worker says something."""
 
     def link_down(self, link: WorkerLink, *, innocent: bool) -> None:
-        """The stream is over. `innocent`: the worker said that it goes away."""
+        """The stream is over. `innocent`: what was in flight has no part in it, such as where the worker drains."""
 
 
 class WorkerLink:
@@ -70,15 +72,24 @@ class WorkerLink:
         self._wanted = asyncio.Event()
         self._call: Call | None = None
         self._given_up: FabricError | None = None
+        self._innocent = False
+        self.silences = 0
+        """Times in a row that it was given up for its silence while nobody else could take its work."""
 
     def send(self, message: wire.ExecuteRequest) -> None:
         """Sends a message once those before it are sent. Credit bounds how much can wait here."""
         self._out.append(message)
         self._wanted.set()
 
-    def give_up(self, error: FabricError) -> None:
-        """Ends the stream from this side: the worker counts as lost."""
-        self._given_up = error
+    def give_up(self, error: FabricError, *, innocent: bool = False) -> None:
+        """Ends the stream from this side: the worker counts as lost.
+
+        Args:
+            error: Why.
+            innocent: Whether what was in flight there has no part in it.
+        """
+        if self._given_up is None:
+            self._given_up, self._innocent = error, innocent
         if self._call is not None:
             self._call.cancel()
 
@@ -95,7 +106,7 @@ class WorkerLink:
     async def _serve(self, backoff: Backoff) -> None:
         """One stream, from hello to end."""
         self._out.clear()
-        self._given_up = None
+        self._given_up, self._innocent = None, False
         stub = worker_service_pb2_grpc.WorkerServiceStub(self.channel)
         call: Call = stub.Execute()
         self._call = call
@@ -105,6 +116,10 @@ class WorkerLink:
             why = call_error(error)
         except FabricError as error:
             why = error
+        except Exception as error:
+            # Whatever a worker sends, or a fault of ours does with it, ends this stream and nothing else.
+            _log.exception("link.failed", node_id=self.node_id)
+            why = InternalError(f"the link failed: {type(error).__name__}")
         finally:
             self._call = None
             call.cancel()
@@ -114,11 +129,11 @@ class WorkerLink:
         """Everything from hello on; returns why it ended. Before the hello is answered, errors are raised."""
         credit = await self._greet(call)
         writer = asyncio.get_running_loop().create_task(self._write(call), name=f"link-writer-{self.node_id}")
-        backoff.reset()
+        proven = asyncio.get_running_loop().call_later(PROVEN_S, backoff.reset)
         why: FabricError = UnavailableError("the worker closed the stream")
-        self._owner.link_up(self, credit)
-        _log.info("link.up", node_id=self.node_id, incarnation=self.incarnation)
         try:
+            self._owner.link_up(self, credit)
+            _log.info("link.up", node_id=self.node_id, incarnation=self.incarnation)
             # Not `async for`: grpc.aio lets one call be read in one way only, and the hello was read already.
             while isinstance(message := await call.read(), wire.ExecuteResponse):
                 self._owner.link_heard(self, message)
@@ -129,8 +144,9 @@ class WorkerLink:
                 raise  # the link is being ended; else it is the call, which was given up
         finally:
             writer.cancel()
+            proven.cancel()
             why = self._given_up or why
-            self._owner.link_down(self, innocent=why.reason == reasons.DRAINING)
+            self._owner.link_down(self, innocent=self._innocent or why.reason == reasons.DRAINING)
         return why
 
     async def _greet(self, call: Call) -> Amount:
@@ -159,4 +175,8 @@ class WorkerLink:
                 while self._out:
                     await call.write(self._out.popleft())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            call.cancel()  # the reader hears the reason
+            if not call.done():  # else the reader hears the reason
+                self.give_up(UnavailableError("the stream is broken"))
+        except Exception as error:
+            _log.exception("link.failed", node_id=self.node_id)
+            self.give_up(InternalError(f"a message could not be sent: {type(error).__name__}"))
