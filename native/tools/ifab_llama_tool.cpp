@@ -3,8 +3,8 @@
 // What an engine builder needs of libllama, as a program, so that no Python process links it.
 //
 //   ifab_llama_tool quantize IN.gguf OUT.gguf TYPE [THREADS]
-//       Writes the model again with weights of TYPE (q8_0, q4_1, q4_0, f16, bf16), from weights of any type. Embedding
-//       and output weights take TYPE too. THREADS: 2 where it is left out.
+//       Writes the model again with weights of TYPE (such as q8_0, q4_k, f16; a wrong one lists all), from weights of
+//       any type. Embedding and output weights take TYPE too. THREADS: 2 where it is left out.
 //   ifab_llama_tool tokenize MODEL.gguf
 //       Reads texts from standard input and writes their token ids to standard output, in order, until the input ends.
 //       A text is its size in bytes as a little-endian uint32, then that many bytes of UTF-8 (at most 16 MiB). An
@@ -69,16 +69,34 @@ struct WeightFormat {
   ggml_type tensor_type;
 };
 
+// Every type of three bits and more that libllama can write without an importance matrix. A tensor whose rows do not
+// fit the blocks of its type gets a type that it fits.
 constexpr std::array kFormats{WeightFormat{"q8_0", LLAMA_FTYPE_MOSTLY_Q8_0, GGML_TYPE_Q8_0},
-                              WeightFormat{"q4_1", LLAMA_FTYPE_MOSTLY_Q4_1, GGML_TYPE_Q4_1},
+                              WeightFormat{"q6_k", LLAMA_FTYPE_MOSTLY_Q6_K, GGML_TYPE_Q6_K},
+                              WeightFormat{"q5_0", LLAMA_FTYPE_MOSTLY_Q5_0, GGML_TYPE_Q5_0},
+                              WeightFormat{"q5_1", LLAMA_FTYPE_MOSTLY_Q5_1, GGML_TYPE_Q5_1},
+                              WeightFormat{"q5_k", LLAMA_FTYPE_MOSTLY_Q5_K_S, GGML_TYPE_Q5_K},
                               WeightFormat{"q4_0", LLAMA_FTYPE_MOSTLY_Q4_0, GGML_TYPE_Q4_0},
+                              WeightFormat{"q4_1", LLAMA_FTYPE_MOSTLY_Q4_1, GGML_TYPE_Q4_1},
+                              WeightFormat{"q4_k", LLAMA_FTYPE_MOSTLY_Q4_K_S, GGML_TYPE_Q4_K},
+                              WeightFormat{"iq4_nl", LLAMA_FTYPE_MOSTLY_IQ4_NL, GGML_TYPE_IQ4_NL},
+                              WeightFormat{"iq4_xs", LLAMA_FTYPE_MOSTLY_IQ4_XS, GGML_TYPE_IQ4_XS},
+                              WeightFormat{"mxfp4", LLAMA_FTYPE_MOSTLY_MXFP4_MOE, GGML_TYPE_MXFP4},
+                              WeightFormat{"q3_k", LLAMA_FTYPE_MOSTLY_Q3_K_S, GGML_TYPE_Q3_K},
+                              WeightFormat{"iq3_s", LLAMA_FTYPE_MOSTLY_IQ3_S, GGML_TYPE_IQ3_S},
                               WeightFormat{"f16", LLAMA_FTYPE_MOSTLY_F16, GGML_TYPE_F16},
-                              WeightFormat{"bf16", LLAMA_FTYPE_MOSTLY_BF16, GGML_TYPE_BF16}};
+                              WeightFormat{"bf16", LLAMA_FTYPE_MOSTLY_BF16, GGML_TYPE_BF16},
+                              WeightFormat{"f32", LLAMA_FTYPE_ALL_F32, GGML_TYPE_F32}};
+
+std::string format_names() {
+  std::string names;
+  for (const WeightFormat& format : kFormats) names += (names.empty() ? "" : ", ") + std::string(format.name);
+  return names;
+}
 
 void quantize(const char* in, const char* out, std::string_view type, int threads) {
   const auto* format = std::find_if(kFormats.begin(), kFormats.end(), [&](const auto& f) { return f.name == type; });
-  if (format == kFormats.end())
-    fail("unknown weight type " + std::string(type) + "; one of q8_0, q4_1, q4_0, f16, bf16");
+  if (format == kFormats.end()) fail("unknown weight type " + std::string(type) + "; one of " + format_names());
   llama_model_quantize_params params = llama_model_quantize_default_params();
   params.nthread = threads;
   params.ftype = format->file_type;
