@@ -7,6 +7,7 @@ The others are the published ideas, not the published code: requests leave in or
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ def _scattered(*blocks: int) -> int:
     return xxhash.xxh3_64_intdigest(repr(blocks).encode())
 
 
-class _Picking:
+class _Picking(ABC):
     """Requests in order of arrival; each is bound to a worker by `pick` when its turn comes."""
 
     def __init__(self, workload: Workload, cards: Sequence[Card]) -> None:
@@ -47,11 +48,11 @@ class _Picking:
         self._room = [card.slots for card in cards]
         self._bound: list[deque[Job]] = [deque() for _ in cards]
 
+    @abstractmethod
     def pick(self, job: Job) -> int | None:
         """The worker for a request; None for "whichever has most room"."""
-        raise NotImplementedError
 
-    def computed(self, worker: int, job: Job, now_us: float) -> None:
+    def computed(self, worker: int, job: Job, now_us: float) -> None:  # noqa: B027 -- most of them learn nothing from it
         """See Policy."""
 
     def ended(self, worker: int, job: Job, now_us: float) -> None:

@@ -10,18 +10,8 @@ from typing import Any
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from ifabric.provisioner.v1 import provisioner_service_pb2, provisioner_service_pb2_grpc
 from services.cli.ready import serving_engines
-from services.common.errors import DeadlineExceededError, UnavailableError, UnimplementedError
-from tests.support.servers import serving
-
-
-class Unserved:
-    """A servicer of which only what a test calls is there."""
-
-    def __getattr__(self, name: str) -> Any:
-        async def unserved(request: Any, context: Any) -> Any:
-            raise UnimplementedError(name)
-
-        return unserved
+from services.common.errors import DeadlineExceededError, UnavailableError
+from tests.support.servers import Unserved, serving
 
 
 class SlowProvisioner(Unserved):

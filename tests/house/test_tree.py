@@ -32,8 +32,8 @@ def named(paths: list[Path]) -> list[str]:
 
 
 def test_sources_state_their_licence() -> None:
-    sources = [path for path in FILES if path.suffix in SOURCES]
-    assert len(sources) > 50
+    sources = [path for path in FILES if path.suffix in SOURCES or text(path).startswith("#!")]
+    assert {"scripts/libllama", "services/cli/main.py"} < set(named(sources))
     silent = [path for path in sources if "SPDX-License-Identifier: Apache-2.0" not in "".join(text(path)[:200])]
     assert named(silent) == []
 
@@ -53,7 +53,7 @@ def test_what_newcomers_read_is_short(name: str, lines: int) -> None:
     [
         ("the address of a registry", r"(?<!emit-)index-url|/simple(/|\s|$)|\b(pypi\.org|pythonhosted|proxy\.golang)"),
         ("a path of one machine", r"(?<![\w.<])/(home|root|work|Users)/[a-z]"),
-        ("unfinished work", r"\b(TODO|FIXME|XXX)\b"),
+        ("unfinished work", r"\b(TODO|FIXME|XXX)\b|raise NotImplementedError"),
         ("a patched piece of our own", r"mock\.patch\(|from unittest\.mock"),
     ],
 )

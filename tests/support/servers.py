@@ -6,6 +6,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from services.common.errors import UnimplementedError
 from services.common.rpc import Server
 from services.common.settings import ServiceSettings
 from services.common.telemetry import Telemetry
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
 
 class LoopbackSettings(ServiceSettings, env_prefix="IFAB_LOOPBACK_"):
     """Settings of servers that only tests run."""
+
+
+class Unserved:
+    """A servicer of which only what a test calls is there."""
+
+    def __getattr__(self, name: str) -> Any:
+        async def unserved(request: Any, context: Any) -> Any:
+            raise UnimplementedError(name)
+
+        return unserved
 
 
 @asynccontextmanager

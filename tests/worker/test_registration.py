@@ -22,7 +22,7 @@ from services.common.errors import (
 from services.common.rpc import channel
 from services.worker.registration import Registration
 from tests.support.logged import captured_logs
-from tests.support.servers import LoopbackSettings, serving
+from tests.support.servers import LoopbackSettings, Unserved, serving
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ REFUSAL = InvalidArgumentError(
 SUPERSEDED = FailedPreconditionError("another process took the name", reason=reasons.NODE_SUPERSEDED)
 
 
-class ScriptedProvisioner(provisioner_service_pb2_grpc.ProvisionerServiceServicer):
+class ScriptedProvisioner(Unserved):
     """Answers by what the test sets, and remembers what it was asked."""
 
     def __init__(self) -> None:
@@ -75,15 +75,6 @@ class ScriptedProvisioner(provisioner_service_pb2_grpc.ProvisionerServiceService
     async def WithdrawNode(self, request: wire.WithdrawNodeRequest, context: Any) -> wire.WithdrawNodeResponse:
         self.withdrawals.append(request)
         return wire.WithdrawNodeResponse()
-
-    async def ListNodes(self, request: wire.ListNodesRequest, context: Any) -> wire.ListNodesResponse:
-        raise NotImplementedError
-
-    async def ExplainNode(self, request: wire.ExplainNodeRequest, context: Any) -> wire.ExplainNodeResponse:
-        raise NotImplementedError
-
-    def WatchNodes(self, request: wire.WatchNodesRequest, context: Any) -> AsyncIterator[wire.WatchNodesResponse]:
-        raise NotImplementedError
 
 
 class ScriptedWorker:

@@ -7,6 +7,7 @@ a client's text is its deltas and then the result's, whether it read fast or slo
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from ifabric.broker.v1 import broker_service_pb2
@@ -155,7 +156,7 @@ class Transcript:
         return unsent
 
 
-class OutputSink:
+class OutputSink(ABC):
     """The part of a `Sink` that single calls and rows of a stream share: tokens into the transcript, early ends."""
 
     __slots__ = ("_core", "_stops", "ended_early", "transcript")
@@ -180,6 +181,6 @@ class OutputSink:
         self.ended_early = False
         return self.transcript.forget()
 
+    @abstractmethod
     def on_output(self) -> None:
         """There is something new to send."""
-        raise NotImplementedError
