@@ -66,6 +66,9 @@ def report_document(job_id: str, outcome: JobOutcome) -> dict[str, Any]:
         "prompt_tokens_cached": report.prompt_tokens_cached,
         "prompt_tokens_per_s": round(report.prompt_tokens_logical / outcome.wall_s, 1) if outcome.wall_s else 0.0,
         "reattempts": report.reattempts,
+        "prompt_tokens_cut": _known(report, "prompt_tokens_cut"),
+        "waiting_s": _seconds(report, "waiting_ms"),
+        "running_s": _seconds(report, "running_ms"),
         "rows_refused_unsent": outcome.rows - sent,
         "job_id": job_id,
         "shares": [
@@ -74,10 +77,24 @@ def report_document(job_id: str, outcome: JobOutcome) -> dict[str, Any]:
                 "requests": share.requests,
                 "prompt_tokens_computed": share.prompt_tokens_computed,
                 "generated_tokens": share.generated_tokens,
+                "engine_steps": _known(share, "engine_steps"),
+                "step_fill": _known(share, "step_fill"),
+                "idle_fraction": _known(share, "idle_fraction"),
             }
             for share in report.shares
         ],
     }
+
+
+def _known(message: broker_service_pb2.JobReport | broker_service_pb2.NodeShare, name: str) -> int | float | None:
+    """A figure of a report, to four places; None where it is not known."""
+    value = getattr(message, name) if message.HasField(name) else None  # type: ignore[arg-type]
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _seconds(report: broker_service_pb2.JobReport, name: str) -> float | None:
+    value = _known(report, name)
+    return None if value is None else round(value / 1000, 3)
 
 
 def finish_reason(reason: generation_pb2.FinishReason.ValueType) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from engines.simulated import SimulatedEngine, Simulation, write_simulated_engine
 from services.broker.core import Broker, CoreSettings
+from services.common.rpc import Dialer
 from services.common.tasks import Tasks
 from services.common.telemetry import Telemetry
 from tests.broker_core.made import RecordingSink, work
@@ -141,7 +142,7 @@ def fleet(tmp_path: Path) -> Callable[..., Any]:
                 broker_id="test",
                 telemetry=telemetry,
                 tasks=tasks,
-                message_bytes_max=16 << 20,
+                dialer=Dialer(),
             )
             stack.push_async_callback(broker.stop)
             await broker.start()

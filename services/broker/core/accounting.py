@@ -24,8 +24,10 @@ from ifabric.broker.v1 import broker_service_pb2
 
 if TYPE_CHECKING:
     from ifabric.engine.v1 import generation_pb2
+    from services.broker.core.attempts import Attempt
     from services.broker.core.entry import Entry
     from services.broker.core.tree import Placed
+    from services.broker.core.workers import EngineCounters, Worker
 
 Chains = npt.NDArray[np.uint64]
 
@@ -88,6 +90,31 @@ class Share:
     generated_tokens: int = 0
 
 
+class Meter:
+    """What the engine of one worker did since a job first had something there."""
+
+    __slots__ = ("_since", "_worker")
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._since: EngineCounters | None = worker.counters
+
+    def read(self) -> EngineCounters | None:
+        """The counters from then to the newest ones; None where the worker has told none."""
+        newest, since = self._worker.counters, self._since or self._worker.counters_first
+        return None if newest is None or since is None else newest - since
+
+    @property
+    def budget(self) -> int:
+        """Tokens that a step of the engine may take."""
+        return self._worker.facts.step_token_budget
+
+    @property
+    def node_id(self) -> str:
+        """The worker's node."""
+        return self._worker.node_id
+
+
 @dataclass(slots=True)
 class JobAccount:
     """The running account of one job."""
@@ -104,9 +131,13 @@ class JobAccount:
     cut_tokens: int = 0
     """Tokens of heads that were computed again at a second worker because a group was cut."""
     waiting_s: float = 0.0
-    """Sum over requests of the time from acceptance to the first dispatch."""
+    """Sum over requests of the time from acceptance to the first dispatch, or to the end where there was none."""
+    running_s: float = 0.0
+    """Sum over requests of the time from the first dispatch to the end."""
     ended: int = 0
     shares: dict[str, Share] = field(default_factory=dict)
+    meters: dict[str, Meter] = field(default_factory=dict)
+    """By worker: a node that came back is another one."""
     _tails: int = 0
     _without_tail: int = 0
 
@@ -129,12 +160,22 @@ class JobAccount:
         """The lower bound on computed prompt tokens; see the module."""
         return self.blocks.count() * self.block_tokens + self._tails + self._without_tail - self.ends.count()
 
-    def dispatched(self, entry: Entry, now: float) -> None:
+    def dispatched(self, attempt: Attempt, now: float) -> None:
         """A row was sent to a worker."""
-        if entry.attempts == 1:
-            self.waiting_s += now - entry.arrived
+        if attempt.number == 1:
+            self.waiting_s += now - attempt.entry.arrived
         else:
             self.reattempts += 1
+        worker = attempt.worker
+        if worker.id not in self.meters:
+            self.meters[worker.id] = Meter(worker)
+
+    def left(self, entry: Entry, now: float) -> None:
+        """A row has ended, however."""
+        if entry.sent is None:
+            self.waiting_s += now - entry.arrived
+        else:
+            self.running_s += now - entry.sent
 
     def finished(self, node_id: str, usage: generation_pb2.Usage) -> None:
         """A row ended on a node, with what it cost over all its attempts."""
@@ -157,16 +198,32 @@ class JobAccount:
             prompt_tokens_cached=self.cached_tokens,
             generated_tokens=self.generated_tokens,
             reattempts=self.reattempts,
-            shares=[
-                broker_service_pb2.NodeShare(
-                    node_id=node_id,
-                    requests=share.requests,
-                    prompt_tokens_computed=share.computed_tokens,
-                    generated_tokens=share.generated_tokens,
-                )
-                for node_id, share in sorted(self.shares.items())
-            ],
+            prompt_tokens_cut=self.cut_tokens,
+            waiting_ms=round(1000 * self.waiting_s),
+            running_ms=round(1000 * self.running_s),
+            shares=[self._share(node_id, share) for node_id, share in sorted(self.shares.items())],
         )
+
+    def _share(self, node_id: str, share: Share) -> broker_service_pb2.NodeShare:
+        message = broker_service_pb2.NodeShare(
+            node_id=node_id,
+            requests=share.requests,
+            prompt_tokens_computed=share.computed_tokens,
+            generated_tokens=share.generated_tokens,
+        )
+        meters = [meter for meter in self.meters.values() if meter.node_id == node_id]
+        read = [(meter.budget, counters) for meter in meters if (counters := meter.read()) is not None]
+        steps = sum(counters.steps for _, counters in read)
+        room = sum(budget * counters.steps for budget, counters in read)
+        uptime = sum(counters.uptime_us for _, counters in read)
+        if read:
+            message.engine_steps = steps
+        if room:
+            # The first token of a sample is made with its prompt, so that this may count a little more than there is.
+            message.step_fill = min(1.0, sum(counters.tokens for _, counters in read) / room)
+        if uptime:
+            message.idle_fraction = min(1.0, max(0.0, 1 - sum(counters.busy_us for _, counters in read) / uptime))
+        return message
 
     def spent(self, usage: generation_pb2.Usage) -> None:
         """A row ended, well or not, at this cost."""

@@ -7,6 +7,8 @@ import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from services.broker.core.entry import Entry
     from services.broker.core.heads import Head
     from services.broker.core.workers import Amount, Worker
@@ -20,6 +22,7 @@ class Attempt:
     __slots__ = (
         "apart",
         "cancelled",
+        "closed",
         "computed_tokens",
         "context_done",
         "cost",
@@ -31,6 +34,7 @@ class Attempt:
         "number",
         "planned",
         "reports_context",
+        "traceparent",
         "worker",
     )
 
@@ -57,5 +61,9 @@ class Attempt:
         """Whether its prompt is computed, or has to be taken as such."""
         self.computed_tokens = 0
         """Prompt tokens that the worker said it computed; 0 before it said so."""
+        self.traceparent = entry.work.traceparent
+        """Trace context that its worker continues; empty is "not traced"."""
+        self.closed: Callable[[], None] | None = None
+        """Called when it has ended, however; None for nothing."""
         self.cancelled = False
         """Whether the worker was told to end it."""

@@ -17,11 +17,12 @@ from services.broker.core.catalog import EngineCatalog
 from services.broker.core.decision import Decision
 from services.broker.core.metrics import CoreMetrics
 from services.broker.core.node_watch import NodeWatch
+from services.broker.core.tracing import record_dispatch
 from services.broker.core.worker_link import WorkerLink
 from services.broker.core.workers import EngineFacts, Worker
 from services.common import logs
 from services.common.errors import InternalError, UnavailableError
-from services.common.rpc import channel
+from services.common.security.needs import PROVISIONER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from services.broker.core.workers import Amount
     from services.broker.work import Work
     from services.common.errors import FabricError
+    from services.common.rpc import Dialer
     from services.common.tasks import Tasks
     from services.common.telemetry import Telemetry
 
@@ -58,7 +60,7 @@ class Broker:
         broker_id: What this broker calls itself towards workers.
         telemetry: Where its metrics go.
         tasks: Holds its background tasks.
-        message_bytes_max: Longest gRPC message sent or taken, in bytes.
+        dialer: Opens channels to the provisioner and to workers.
     """
 
     def __init__(
@@ -69,13 +71,14 @@ class Broker:
         broker_id: str,
         telemetry: Telemetry,
         tasks: Tasks,
-        message_bytes_max: int,
+        dialer: Dialer,
     ) -> None:
         self._settings = settings
+        self._tracer = telemetry.tracer
         self._broker_id = broker_id
         self._tasks = tasks
-        self._message_bytes_max = message_bytes_max
-        self._provisioner = channel(provisioner_address, message_bytes_max=message_bytes_max)
+        self._dialer = dialer
+        self._provisioner = dialer.channel(provisioner_address, role=PROVISIONER)
         self._watch = NodeWatch(self._provisioner, self._nodes_changed)
         self._links: dict[str, WorkerLink] = {}
         self._running: dict[WorkerLink, asyncio.Task[None]] = {}
@@ -191,6 +194,7 @@ class Broker:
         batches: dict[Worker, list[Attempt]] = {}
         for attempt in decision.give_out(now):
             batches.setdefault(attempt.worker, []).append(attempt)
+            record_dispatch(self._tracer, attempt, now)
             if attempt.number == 1:
                 self._metrics.waited(attempt.entry.work.lane, now - attempt.entry.arrived)
         for worker, attempts in batches.items():
@@ -300,7 +304,7 @@ class Broker:
             self.catalog.update([link.node for link in self._links.values()])
 
     def _open_link(self, node: provisioner.Node) -> None:
-        link = WorkerLink(node, broker_id=self._broker_id, message_bytes_max=self._message_bytes_max, owner=self)
+        link = WorkerLink(node, broker_id=self._broker_id, dialer=self._dialer, owner=self)
         self._links[link.node_id] = link
         self._running[link] = self._tasks.start(link.run(), name=f"link-{link.node_id}")
 

@@ -15,6 +15,7 @@ from services.broker.core.recovery import Recovery
 from services.broker.core.requests import Requests
 from services.broker.core.scheduler import Scheduler
 from services.broker.core.timers import Timers
+from services.broker.core.workers import EngineCounters
 from services.common import reasons
 from services.common.errors import FabricError, FailedPreconditionError, UnavailableError
 
@@ -46,7 +47,7 @@ class Decision:
         self._cancels: dict[Worker, list[int]] = defaultdict(list)
         self.timers = Timers()
         self.scheduler = Scheduler(settings, self.timers, self._engines, self._too_large)
-        self.requests = Requests(settings, self.scheduler, self._engines)
+        self.requests = Requests(settings, self.scheduler, self._engines, self.timers)
         self._recovery = Recovery(settings, self.scheduler, self.requests, self.timers)
         self.draining = False
         """Whether new work is refused."""
@@ -119,6 +120,7 @@ class Decision:
 
         `innocent`: the worker said why, and it was none of its work, so that nothing is suspect.
         """
+        self.timers.read(now)
         self._cancels.pop(worker, None)
         self._recovery.worker_lost(worker, now, innocent=innocent)
 
@@ -140,6 +142,11 @@ class Decision:
         """A worker tells the counters of its engine."""
         if stats.progress_tick != worker.progress_tick or not (stats.queued or stats.active):
             worker.progress_tick, worker.progressed = stats.progress_tick, now
+        worker.counters = EngineCounters(
+            stats.steps, stats.prompt_tokens_computed + stats.generated_tokens, stats.busy_us, stats.uptime_us
+        )
+        if worker.counters_first is None:
+            worker.counters_first = worker.counters
         # Other brokers' work ages what the pool holds too.
         worker.clock = max(worker.clock, stats.prompt_tokens_computed + stats.generated_tokens)
 
@@ -179,6 +186,7 @@ class Decision:
         if attempt is None:
             self.requests.counters.late_results += 1
             return
+        self.timers.read(now)
         worker.clock += usage.generated_tokens + (0 if attempt.context_done else usage.computed_tokens)
         cut_short = bool(samples) and any(sample.finish_reason == _CANCELLED for sample in samples)
         if not cut_short:
@@ -197,6 +205,7 @@ class Decision:
         if attempt is None:
             self.requests.counters.late_results += 1
             return
+        self.timers.read(now)
         alone = len(worker.outstanding) == 1
         self.scheduler.close(attempt)
         self.requests.add_usage(attempt.entry, usage)

@@ -50,6 +50,7 @@ class Entry:
         "losses_alone",
         "node",
         "prompt_tokens",
+        "sent",
         "started",
         "state",
         "tail",
@@ -66,6 +67,8 @@ class Entry:
         """Tokens that it is expected to generate, over all samples."""
         self.arrived = arrived
         """When it was accepted, in seconds of the core's clock."""
+        self.sent: float | None = None
+        """When it was first dispatched; None before."""
         self.state = State.WAITING
         self.node: Node | None = None
         """Node that it hangs under; None while it is apart."""

@@ -36,6 +36,8 @@ class CoreMetrics:
         telemetry.observe(names.BROKER_IN_FLIGHT, self._in_flight)
         telemetry.observe(names.BROKER_NODES, lambda: ((len(decision.scheduler.workers), {}),))
         telemetry.observe(names.BROKER_TOKENS, self._tokens)
+        telemetry.observe(names.BROKER_REATTEMPTS, lambda: ((decision.requests.counters.reattempts, {}),))
+        telemetry.observe(names.BROKER_QUARANTINED, lambda: ((decision.requests.counters.quarantined, {}),))
         telemetry.observe(names.BROKER_LATE_RESULTS, lambda: ((decision.requests.counters.late_results, {}),))
         telemetry.observe(names.BROKER_LOST_ATTEMPTS, lambda: ((decision.requests.counters.lost_attempts, {}),))
 
@@ -67,4 +69,9 @@ class CoreMetrics:
             (counters.computed_tokens, {"kind": "computed"}),
             (counters.cached_tokens, {"kind": "cached"}),
             (counters.generated_tokens, {"kind": "generated"}),
+            (counters.cut_tokens + self._cut_now(), {"kind": "cut"}),
         ]
+
+    def _cut_now(self) -> int:
+        """Of the flows that are still there."""
+        return sum(flow.owners.cut_tokens for flow in list(self._decision.scheduler.flows.values()))

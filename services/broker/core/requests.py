@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from services.broker.core.flow import Flow
     from services.broker.core.scheduler import Scheduler
     from services.broker.core.settings import CoreSettings
+    from services.broker.core.timers import Timers
     from services.broker.core.workers import EngineFacts
     from services.broker.work import TokenArray, Work
 
@@ -45,6 +46,8 @@ class Counters:
     computed_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    cut_tokens: int = 0
+    """Tokens of heads that a second worker computed, in flows that are no more."""
     late_results: int = 0
     lost_attempts: int = 0
     reattempts: int = 0
@@ -81,10 +84,14 @@ class Requests:
         settings: Bounds.
         scheduler: Where they wait.
         engines: Facts of every engine heard of, by digest.
+        timers: Say what time it is.
     """
 
-    def __init__(self, settings: CoreSettings, scheduler: Scheduler, engines: Mapping[str, EngineFacts]) -> None:
+    def __init__(
+        self, settings: CoreSettings, scheduler: Scheduler, engines: Mapping[str, EngineFacts], timers: Timers
+    ) -> None:
         self._settings = settings
+        self._timers = timers
         self._scheduler = scheduler
         self._engines = engines
         self._entries: dict[tuple[str, str], Entry] = {}
@@ -121,6 +128,8 @@ class Requests:
         del self._entries[work.key]
         flow.entries -= 1
         account = self._jobs.get(work.job)
+        if account is not None:
+            account.left(entry, self._timers.now)
         usage = end.usage if isinstance(end, WorkEnd) else entry.usage
         if usage is not None:
             counters = self.counters
@@ -191,8 +200,12 @@ class Requests:
         entry = attempt.entry
         work = entry.work
         account = self._jobs.get(work.job)
+        if entry.sent is None:
+            entry.sent = now
+        else:
+            self.counters.reattempts += 1
         if account is not None:
-            account.dispatched(entry, now)
+            account.dispatched(attempt, now)
         if not entry.started:
             entry.started = True
             work.sink.started(work, attempt.worker.facts.digest)
@@ -215,9 +228,10 @@ class Requests:
     def forget(self, flow: Flow) -> None:
         """Drops a flow that is not needed any more, into the account of its job."""
         account = self._jobs.get(flow.key.job)
+        self.counters.cut_tokens += flow.owners.cut_tokens
         if account is not None:
             account.cut_tokens += flow.owners.cut_tokens
-            flow.owners.cut_tokens = 0
+        flow.owners.cut_tokens = 0
         if not flow.entries:
             self._scheduler.release(flow)
 

@@ -182,6 +182,8 @@ class Scheduler:
 
     def close(self, attempt: Attempt) -> None:
         """An attempt has ended, however; before its entry is withdrawn, set apart or admitted again."""
+        if attempt.closed is not None:
+            attempt.closed()
         worker, flow = attempt.worker, attempt.entry.flow
         del worker.outstanding[attempt.handle]
         worker.ledger.give_back(attempt.cost)

@@ -20,6 +20,10 @@ class Timers:
         self.now = 0.0
         """The latest time that the clock has said."""
 
+    def read(self, now: float) -> None:
+        """Takes in what the clock says; it never goes back."""
+        self.now = max(self.now, now)
+
     def at(self, when: float, call: Callable[[], None]) -> None:
         """Calls back once it is `when` or later. Nothing is cancelled: the callback looks whether it still matters."""
         heapq.heappush(self._heap, (when, next(self._tickets), call))
@@ -35,6 +39,6 @@ class Timers:
 
     def run(self, now: float) -> None:
         """Calls whatever is due."""
-        self.now = max(self.now, now)
+        self.read(now)
         while self._heap and self._heap[0][0] <= now:
             heapq.heappop(self._heap)[2]()

@@ -132,7 +132,7 @@ def _fill(item: wire.WorkItem, attempt: Attempt) -> int:
     item.stream_tokens = work.stream_tokens
     item.report_context_done = attempt.reports_context
     item.return_payload = work.payload_bytes > 0
-    item.traceparent = work.traceparent
+    item.traceparent = attempt.traceparent
     item.head_ends.extend(_head_ends(attempt))
     return len(prompt)
 

@@ -20,11 +20,13 @@ from services.common import logs, reasons
 from services.common.backoff import Backoff
 from services.common.errors import FabricError, FailedPreconditionError, InternalError, UnavailableError
 from services.common.protocol import PROTOCOL_REVISION
-from services.common.rpc import call_error, channel
+from services.common.rpc import call_error
+from services.common.security.needs import WORKER
 
 if TYPE_CHECKING:
     from ifabric.provisioner.v1 import provisioner_service_pb2
     from services.broker.core.workers import Amount
+    from services.common.rpc import Dialer
 
     Call = grpc.aio.StreamStreamCall[wire.ExecuteRequest, wire.ExecuteResponse]
 
@@ -55,17 +57,15 @@ class WorkerLink:
     Args:
         node: The node.
         broker_id: What this broker calls itself.
-        message_bytes_max: Longest message sent or taken.
+        dialer: Opens the channel.
         owner: Who decides.
     """
 
-    def __init__(
-        self, node: provisioner_service_pb2.Node, *, broker_id: str, message_bytes_max: int, owner: LinkOwner
-    ) -> None:
+    def __init__(self, node: provisioner_service_pb2.Node, *, broker_id: str, dialer: Dialer, owner: LinkOwner) -> None:
         self.node = node
         self.node_id: str = node.description.node_id
         self.incarnation: str = node.description.incarnation
-        self.channel = channel(node.description.address, message_bytes_max=message_bytes_max)
+        self.channel = dialer.channel(node.description.address, role=WORKER)
         self._broker_id = broker_id
         self._owner = owner
         self._out: deque[wire.ExecuteRequest] = deque()

@@ -56,6 +56,20 @@ class Amount(NamedTuple):
     payload_bytes: int
 
 
+class EngineCounters(NamedTuple):
+    """Counters of an engine that only grow while its process lives."""
+
+    steps: int
+    tokens: int
+    """Prompt tokens computed and tokens generated."""
+    busy_us: int
+    """Time in steps."""
+    uptime_us: int
+
+    def __sub__(self, other: EngineCounters) -> EngineCounters:
+        return EngineCounters(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+
+
 class Ledger:
     """Credit: what may be outstanding at a worker, as it said last, and what is."""
 
@@ -162,6 +176,8 @@ class Worker:
         "apart",
         "claims",
         "clock",
+        "counters",
+        "counters_first",
         "facts",
         "full",
         "full_for_bulk",
@@ -207,6 +223,10 @@ class Worker:
         """Claims made so far."""
         self.clock = 0
         """Tokens that its pool took in so far, as far as told: the measure of age for what it holds."""
+        self.counters: EngineCounters | None = None
+        """What its engine told last; None before the first time."""
+        self.counters_first: EngineCounters | None = None
+        """And what it told first on this stream."""
         self.heard = now
         """When its last message came."""
         self.progress_tick = -1

@@ -57,6 +57,26 @@ RPC_SERVER_DURATION = Metric(
     CALL_SECONDS,
 )
 RPC_SERVER_ACTIVE = Metric("ifabric.rpc.server.active", Kind.UP_DOWN, "{call}", "Calls that run now.", ("rpc.method",))
+CALLS_REFUSED = Metric(
+    "ifabric.rpc.server.refused",
+    Kind.COUNTER,
+    "{call}",
+    "Calls refused because of who made them: no credential, a wrong one, or not theirs to make.",
+    ("reason",),
+)
+CERTIFICATE_REMAINING = Metric(
+    "ifabric.tls.certificate.remaining.duration",
+    Kind.GAUGE,
+    "s",
+    "Time until the certificate in force ends; only with TLS.",
+)
+CERTIFICATE_RELOADS = Metric(
+    "ifabric.tls.certificate.reloads",
+    Kind.COUNTER,
+    "{reload}",
+    "Times that new certificate files were found; only with TLS.",
+    ("outcome",),
+)
 PROCESS_INFO = Metric(
     "ifabric.process.info", Kind.GAUGE, "{process}", "Always 1; its labels say what runs.", ("service", "version")
 )
@@ -201,7 +221,8 @@ BROKER_TOKENS = Metric(
     "ifabric.broker.tokens",
     Kind.COUNTER,
     "{token}",
-    "Tokens: logical prompt tokens, computed prompt tokens, cached prompt tokens, generated tokens.",
+    "Tokens: logical prompt tokens, computed prompt tokens, cached prompt tokens, generated tokens; and, of the "
+    "computed ones, those of shared heads that a second worker computed because a group was cut.",
     ("kind",),
 )
 BROKER_IN_FLIGHT = Metric(
@@ -214,8 +235,17 @@ BROKER_LATE_RESULTS = Metric(
 BROKER_LOST_ATTEMPTS = Metric(
     "ifabric.broker.lost_attempts", Kind.COUNTER, "{attempt}", "Attempts lost with their worker's stream."
 )
+BROKER_REATTEMPTS = Metric("ifabric.broker.reattempts", Kind.COUNTER, "{attempt}", "Attempts beyond a request's first.")
+BROKER_QUARANTINED = Metric(
+    "ifabric.broker.quarantined",
+    Kind.COUNTER,
+    "{request}",
+    "Requests that ended their worker twice while they ran alone there, and were given up.",
+)
 
 # Spans
+SPAN_QUEUE_WAIT = "ifabric.broker.queue.wait"
+SPAN_DISPATCH = "ifabric.broker.dispatch"
 SPAN_PREFILL = "ifabric.worker.prefill"
 SPAN_DECODE = "ifabric.worker.decode"
 SPAN_PROBE = "ifabric.provisioner.probe"
