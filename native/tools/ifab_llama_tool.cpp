@@ -100,8 +100,11 @@ void quantize(const char* in, const char* out, std::string_view type, int thread
   llama_model_quantize_params params = llama_model_quantize_default_params();
   params.nthread = threads;
   params.ftype = format->file_type;
-  params.output_tensor_type = format->tensor_type;
-  params.token_embedding_type = format->tensor_type;
+  // A type that is asked for by tensor is not replaced where the rows do not fit its blocks; the file's type is.
+  if (constexpr int64_t kSmallBlock = 32; ggml_blck_size(format->tensor_type) <= kSmallBlock) {
+    params.output_tensor_type = format->tensor_type;
+    params.token_embedding_type = format->tensor_type;
+  }
   params.allow_requantize = true;
   params.pure = true;
   if (llama_model_quantize(in, out, &params) != 0) fail(std::string("cannot write ") + out + " from " + in);
