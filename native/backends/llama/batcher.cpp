@@ -17,9 +17,10 @@ Batcher::Batcher(const Config& config, Session& session, PayloadTap* tap)
       prefixes_(config.sequences()),
       heads_(config, session, ledger_, prefixes_),
       jobs_(config, tap != nullptr ? tap->payload_bytes() : 0),
-      sampler_(session.vocab_size()),
+      chooser_(session.vocab_size(), config.threads, config.slots),
       guidances_(session.token_pieces()) {
   rows_.reserve(config.step_token_budget);
+  chosen_.reserve(config.slots);
   parts_.reserve(config.slots);
   generating_.reserve(config.slots);
   fillers_.reserve(config.slots);
@@ -183,7 +184,7 @@ void Batcher::prompt_computed(Job& job, std::span<const float> logits, StepRepor
     const auto sample =
         std::find_if(samples.begin(), samples.end(), [&](const Sample* s) { return s->index == index; });
     ++index;
-    if (sample != samples.end()) go_on(**sample, logits, report, sink);
+    if (sample != samples.end()) go_on(**sample, chooser_.choose(logits, draw_of(**sample)), report, sink);
   }
 }
 
@@ -193,16 +194,8 @@ uint32_t Batcher::sample_tokens_left(const Sample& sample) const {
   return sample.job->request->max_tokens - static_cast<uint32_t>(sample.generated.size());
 }
 
-void Batcher::row_computed(Sample& sample, uint32_t row, StepReport& report, Sink& sink) {
-  ledger_.grow(sample.sequence, 1);
-  Job& job = *sample.job;
-  job.cells_left -= std::min<uint64_t>(job.cells_left, 1);
-  go_on(sample, session_.logits(row), report, sink);
-}
-
-void Batcher::go_on(Sample& sample, std::span<const float> logits, StepReport& report, Sink& sink) {
-  Job& job = *sample.job;
-  const Request& request = *job.request;
+Draw Batcher::draw_of(Sample& sample) const {
+  const Request& request = *sample.job->request;
   Draw draw;
   draw.sampling = &request.sampling;
   draw.prompt = request.prompt;
@@ -210,12 +203,33 @@ void Batcher::go_on(Sample& sample, std::span<const float> logits, StepReport& r
   draw.sample = sample.index;
   draw.filter = sample.guide.active() ? &sample.guide : nullptr;
   draw.logprob = request.logprobs;
-  const Choice choice = sampler_.choose(logits, draw);
+  return draw;
+}
+
+void Batcher::rows_computed(StepReport& report, Sink& sink) {
+  chosen_.clear();
+  for (uint32_t row = 0; row < rows_.size(); ++row) {
+    if (rows_[row] != nullptr) chosen_.push_back({session_.logits(row), draw_of(*rows_[row]), {}});
+  }
+  chooser_.choose(chosen_);
+  auto chosen = chosen_.begin();
+  for (Sample* sample : rows_) {
+    if (sample == nullptr) continue;
+    const Choice choice = (chosen++)->choice;
+    if (sample->job == nullptr) continue;  // ended with another sample of its request
+    ledger_.grow(sample->sequence, 1);
+    sample->job->cells_left -= std::min<uint64_t>(sample->job->cells_left, 1);
+    go_on(*sample, choice, report, sink);
+  }
+}
+
+void Batcher::go_on(Sample& sample, const Choice& choice, StepReport& report, Sink& sink) {
+  Job& job = *sample.job;
+  const Request& request = *job.request;
   if (choice.token < 0) {
-    fail(
-        job,
-        draw.filter != nullptr ? sample.guide.dead_end() : Status(IFAB_INTERNAL, "the engine's logits are not numbers"),
-        sink);
+    fail(job,
+         sample.guide.active() ? sample.guide.dead_end() : Status(IFAB_INTERNAL, "the engine's logits are not numbers"),
+         sink);
     return;
   }
   ++report.generated_tokens;

@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "backend.h"
+#include "chooser.h"
 #include "config.h"
 #include "jobs.h"
 #include "ledger.h"
 #include "payload_tap.h"
 #include "prefixes.h"
 #include "resident_heads.h"
-#include "sampler.h"
 #include "session.h"
 
 namespace ifab::llama {
@@ -62,9 +62,11 @@ class Batcher {
   void prompt_computed(Job& job, std::span<const float> logits, StepReport& report, Sink& sink);
 
   // ---- Samples ----
-  // Chooses the next token of a sample, tells it, and ends the sample where it ends.
-  void go_on(Sample& sample, std::span<const float> logits, StepReport& report, Sink& sink);
-  void row_computed(Sample& sample, uint32_t row, StepReport& report, Sink& sink);
+  Draw draw_of(Sample& sample) const;
+  // Takes the token that was chosen for a sample: tells it, and ends the sample where it ends.
+  void go_on(Sample& sample, const Choice& choice, StepReport& report, Sink& sink);
+  // Chooses for all samples of the batch, and goes on with each.
+  void rows_computed(StepReport& report, Sink& sink);
   void finish(Sample& sample, int32_t reason, int32_t stop_id, Sink& sink);
   void fail(Job& job, const Status& status, Sink& sink);
   // Lets go of a sample, or of a prompt that is being computed, and of what it holds of the cache.
@@ -75,6 +77,8 @@ class Batcher {
 
   // ---- Streams ----
   void step_streams(StepMode mode, StepReport& report, Sink& sink);
+  // Fills the batch with parts of prompts that the runtime computes together, `tokens_left` tokens at most.
+  uint32_t fill_prompt_batch(uint32_t tokens_left);
   uint32_t next_part(const Job& job, uint32_t tokens_left) const;
   void close_gaps();
   void generate_streams(StepReport& report, Sink& sink);
@@ -95,13 +99,14 @@ class Batcher {
   WaitingHeads waiting_;
   ResidentHeads heads_;
   JobTable jobs_;
-  Sampler sampler_;
+  Chooser chooser_;
   guide::GuidanceCache guidances_;
 
-  std::vector<Sample*> rows_;        // of the batch, by row; null for a filler
-  std::vector<Part> parts_;          // unified: of the batch
-  std::vector<Sample*> generating_;  // unified: what the batch goes on with
-  std::vector<int32_t> fillers_;     // streams: sequences with a filler row
+  std::vector<Sample*> rows_;         // of the batch, by row; null for a filler
+  std::vector<Chooser::Row> chosen_;  // for the samples among them, in order
+  std::vector<Part> parts_;           // of the batch
+  std::vector<Sample*> generating_;   // unified: what the batch goes on with
+  std::vector<int32_t> fillers_;      // streams: sequences with a filler row
 };
 
 }  // namespace ifab::llama

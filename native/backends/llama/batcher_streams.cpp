@@ -23,20 +23,34 @@ void Batcher::step_streams(StepMode mode, StepReport& report, Sink& sink) {
     const uint32_t taken = config_.slots - jobs_.free_slots();
     const uint32_t rows = std::max(taken, static_cast<uint32_t>(jobs_.last_generating() + 1));
     uint32_t left = config_.step_token_budget - std::max(rows, config_.reproducible ? 2u : 0u);
-    while (!jobs_.prompts().empty()) {
-      Job& job = *jobs_.prompts().front();
-      if (job.sequence < 0) begin(job);
-      const uint32_t tokens = next_part(job, left);
-      if (tokens == 0) break;
-      session_.clear_batch();
-      const Part part = add_part(job, tokens);
-      arm_tap(part);
+    while (const uint32_t tokens = fill_prompt_batch(left)) {
       if (!decode(report)) return;
-      part_computed(part, report, sink);
+      for (const Part& part : parts_) part_computed(part, report, sink);
       left -= tokens;
     }
   }
   if (jobs_.generating() > 0) generate_streams(report, sink);
+}
+
+// One prompt, or several where nothing is promised of their last bits: the runtime computes those together that have
+// consecutive ids and equally many tokens.
+uint32_t Batcher::fill_prompt_batch(uint32_t tokens_left) {
+  session_.clear_batch();
+  parts_.clear();
+  uint32_t added = 0;
+  for (Job* job : jobs_.prompts()) {
+    const bool several = !config_.reproducible && !job->request->prompt_logprobs && tap_ == nullptr;
+    if (!parts_.empty() && (!several || session_.outputs() == session_.most_outputs())) break;
+    if (job->sequence < 0) begin(*job);
+    const uint32_t tokens = next_part(*job, tokens_left - added);
+    if (tokens == 0) break;
+    if (!parts_.empty() && (tokens != parts_.back().tokens || job->sequence != parts_.back().job->sequence + 1)) break;
+    parts_.push_back(add_part(*job, tokens));
+    added += tokens;
+    if (!several) break;
+  }
+  if (added > 0) arm_tap(parts_.front());
+  return added;
 }
 
 // How many tokens of a prompt the next call computes; 0 where the step has too few left.
@@ -95,9 +109,7 @@ void Batcher::generate_streams(StepReport& report, Sink& sink) {
   const bool done = decode(report);
   for (const int32_t sequence : fillers_) session_.trim(sequence, ledger_.length(sequence));
   if (!done) return;
-  for (uint32_t row = 0; row < rows_.size(); ++row) {
-    if (rows_[row] != nullptr && rows_[row]->job != nullptr) row_computed(*rows_[row], row, report, sink);
-  }
+  rows_computed(report, sink);
 }
 
 }  // namespace ifab::llama

@@ -36,9 +36,7 @@ void Batcher::step_unified(StepMode mode, StepReport& report, Sink& sink) {
       return;
     }
   }
-  for (uint32_t row = 0; row < rows_.size(); ++row) {
-    if (rows_[row]->job != nullptr) row_computed(*rows_[row], row, report, sink);
-  }
+  rows_computed(report, sink);
   for (const Part& part : parts_) {
     if (part.job->request != nullptr) part_computed(part, report, sink);
   }

@@ -49,8 +49,9 @@ class Comparison {
     if (limits.beams != 1) wrong("limits.beams", std::to_string(limits.beams), "1: this runtime has no beam search");
     if (limits.host_cache_bytes != 0) {
       wrong("limits.host_cache_bytes", std::to_string(limits.host_cache_bytes),
-            "0: the cache is in host memory already");
+            "0: the cache is in one place, the device's memory");
     }
+    device();
     if (contract_.runtime.name != "llama.cpp")
       wrong("runtime.name", render_text(contract_.runtime.name), "\"llama.cpp\"");
     if (contract_.runtime.version != kRuntimeVersion) {
@@ -71,6 +72,15 @@ class Comparison {
   }
   void equal(const char* key, uint64_t ours, const char* path, uint64_t theirs) {
     if (ours != theirs) add(key, ours, "the contract's " + std::string(path) + ", " + std::to_string(theirs));
+  }
+
+  void device() {
+    const std::string theirs = contract_.card.compute_capability.value_or("not_applicable");
+    if ((config_.device == Config::Device::kCpu) != (theirs == "not_applicable")) {
+      wrong("card.compute_capability", theirs,
+            config_.device == Config::Device::kCpu ? "\"not_applicable\", as llama.json's device is \"cpu\""
+                                                   : "that of the card, as llama.json's device is \"cuda\"");
+    }
   }
 
   void cache_type() {
@@ -128,6 +138,7 @@ std::optional<Config> read_config(std::string_view text, std::vector<Finding>& f
 
   Config config;
   config.gguf = document->at("gguf").text();
+  config.device = document->at("device").text() == "cpu" ? Config::Device::kCpu : Config::Device::kCuda;
   config.layout = document->at("kv_layout").text() == "streams" ? Config::Layout::kStreams : Config::Layout::kUnified;
   config.slots = number(*document, "slots");
   config.resident_heads = number(*document, "resident_heads");

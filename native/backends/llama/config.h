@@ -35,6 +35,7 @@ inline constexpr uint64_t blocks_for(uint64_t tokens) {
 
 // The values of a llama.json that has passed its schema; the schema says what each means.
 struct Config {
+  enum class Device { kCpu, kCuda };
   enum class Layout { kStreams, kUnified };
   enum class CacheType { kF16, kQ8 };
   struct Payload {
@@ -43,13 +44,14 @@ struct Config {
   };
 
   std::string gguf;
+  Device device = Device::kCpu;
   Layout layout = Layout::kStreams;
   uint32_t slots = 0;
   uint32_t resident_heads = 0;
   uint32_t sequence_tokens = 0;
   uint32_t pool_tokens = 0;  // 0 with streams
   uint32_t step_token_budget = 0;
-  uint32_t threads = 0;
+  uint32_t threads = 0;  // that compute a step which generates, where the device is the processor, and choose tokens
   uint32_t batch_threads = 0;
   CacheType cache_type = CacheType::kF16;
   bool reproducible = false;

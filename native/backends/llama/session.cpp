@@ -2,10 +2,12 @@
 #include "session.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <mutex>
 #include <stdexcept>
 
+#include "ggml-backend.h"
 #include "log.h"
 #include "payload_tap.h"
 
@@ -52,6 +54,15 @@ ggml_threadpool* make_threads(uint32_t count) {
   return ggml_threadpool_new(&params);
 }
 
+// The first card that the process sees; null where there is none, or the runtime is built without cards.
+ggml_backend_dev_t first_card() {
+  for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+    ggml_backend_dev_t device = ggml_backend_dev_get(i);
+    if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_GPU) return device;
+  }
+  return nullptr;
+}
+
 [[noreturn]] void misuse(const char* what) {
   throw std::logic_error(std::string("llama session: ") + what);
 }
@@ -63,7 +74,18 @@ Status Session::open(const Config& config, const std::string& gguf_path, Payload
   start_runtime();
   const Complaint complaint_of_this_load;
   std::unique_ptr<Session> session(new Session);
-  session->model_.reset(llama_model_load_from_file(gguf_path.c_str(), llama_model_default_params()));
+  // A list of devices ends with null; the processor is not named in it.
+  std::array<ggml_backend_dev_t, 2> devices{};
+  const bool cuda = config.device == Config::Device::kCuda;
+  if (cuda && (devices[0] = first_card()) == nullptr) {
+    return {IFAB_FAILED_PRECONDITION,
+            "llama.json:device is \"cuda\", and this process sees no card, or its runtime is built without CUDA"};
+  }
+  llama_model_params params = llama_model_default_params();
+  params.devices = devices.data();
+  params.n_gpu_layers = cuda ? -1 : 0;
+  params.split_mode = LLAMA_SPLIT_MODE_NONE;
+  session->model_.reset(llama_model_load_from_file(gguf_path.c_str(), params));
   if (session->model_ == nullptr) {
     return {IFAB_FAILED_PRECONDITION, complaint_of_this_load.with("cannot load the model " + gguf_path)};
   }
@@ -102,6 +124,7 @@ Status Session::make_context(const Config& config, PayloadTap* tap) {
   params.n_threads = static_cast<int32_t>(config.threads);
   params.n_threads_batch = static_cast<int32_t>(config.batch_threads);
   params.kv_unified = !streams_;
+  params.offload_kqv = params.op_offload = config.device == Config::Device::kCuda;
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
   params.type_k = params.type_v = config.cache_type == Config::CacheType::kF16 ? GGML_TYPE_F16 : GGML_TYPE_Q8_0;
   params.no_perf = true;

@@ -210,6 +210,7 @@ Json configuration(const TinyEngine& engine) {
   if (!engine.payload_layers.empty()) payload = {{"layers", engine.payload_layers}, {"dtype", engine.payload_dtype}};
   return {{"llama_version", 1},
           {"gguf", "model.gguf"},
+          {"device", "cpu"},
           {"kv_layout", engine.layout},
           {"slots", engine.slots},
           {"resident_heads", engine.resident_heads},
