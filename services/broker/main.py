@@ -13,7 +13,7 @@ from services.broker.frontdoor.exchange import ExchangeLimits
 from services.broker.frontdoor.servicer import FULL_NAME, BrokerServicer, FrontDoorLimits
 from services.broker.frontdoor.tokenization import CodecStore
 from services.broker.jobs import Jobs
-from services.common.rpc import Server
+from services.common.rpc import Dialer, Server
 
 if TYPE_CHECKING:
     from services.broker.settings import BrokerSettings
@@ -38,7 +38,7 @@ async def serve(settings: BrokerSettings, process: Process) -> None:
         broker_id=settings.broker_name,
         telemetry=process.telemetry,
         tasks=process.tasks,
-        message_bytes_max=settings.message_bytes_max,
+        dialer=Dialer(process.credentials, message_bytes_max=settings.message_bytes_max),
     )
     executor = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
     codecs = CodecStore(
@@ -50,15 +50,19 @@ async def serve(settings: BrokerSettings, process: Process) -> None:
         await codecs.close()
         executor.shutdown(wait=False, cancel_futures=True)
 
-    server = Server(settings, process.telemetry)
+    server = Server(settings, process.telemetry, credentials=process.credentials, tokens=settings.tokens())
     server.add(broker_service_pb2_grpc.add_BrokerServiceServicer_to_server, servicer, FULL_NAME)
     server.on_drain("front door", servicer.drain)
     server.on_close("tokenizers", end_tokenizers)
     server.on_close("core", core.stop)
-    jobs = Jobs(settings.jobs(), core, core.catalog, codecs, process.tasks) if settings.journal else None
+    jobs = (
+        Jobs(settings.jobs(), core, core.catalog, codecs, process.tasks, process.telemetry)
+        if settings.journal
+        else None
+    )
     if jobs is not None:
         jobs.serve(server)
-    process.announce(await server.start())
+    process.announce(await server.start(), health=server.health_address)
     await core.start()
     if jobs is not None:
         await jobs.start()

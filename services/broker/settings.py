@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from services.broker.core.settings import CoreSettings
 from services.broker.jobs.crash import CrashPoint
 from services.broker.jobs.housekeeping import Keeping
 from services.broker.jobs.runner import RunnerLimits
 from services.broker.jobs.service import JobSettings
+from services.common.security import TokenSources, TokenVerifier
 from services.common.settings import PeerAddress, ServiceSettings
 
 _CORE = CoreSettings()
@@ -28,6 +30,15 @@ class BrokerSettings(ServiceSettings, env_prefix="IFAB_BROKER_"):
     """Where the provisioner listens."""
     broker_id: str = Field(default="", max_length=128)
     """Name of the broker in its workers' logs; the machine's host name if empty."""
+
+    jwks_file: Path | None = None
+    """Public keys of who issues tokens to clients, a JSON Web Key Set; read again when the file changes."""
+    token_issuer: str = Field(default="", max_length=1024)
+    """What `iss` of a token has to be; required with jwks_file."""
+    token_audience: str = Field(default="", max_length=1024)
+    """What `aud` of a token has to hold; required with jwks_file."""
+    access_file: Path | None = None
+    """Static keys of clients by digest, and quotas of tenants, TOML; read again when the file changes."""
 
     live_timeout_s: float = Field(default=3600.0, gt=0, le=86_400)
     """Longest time that Generate or GenerateStream may take, in seconds, whatever the client's deadline."""
@@ -131,6 +142,24 @@ class BrokerSettings(ServiceSettings, env_prefix="IFAB_BROKER_"):
     def _is_a_point(cls, point: str) -> str:
         CrashPoint(point)
         return point
+
+    @model_validator(mode="after")
+    def _says_whose_tokens(self) -> BrokerSettings:
+        if self.jwks_file is not None and not (self.token_issuer and self.token_audience):
+            raise ValueError(
+                "jwks_file needs token_issuer and token_audience: a token that was meant for others would be taken"
+            )
+        return self
+
+    def tokens(self) -> TokenVerifier | None:
+        """What verifies clients' tokens; None where clients come without.
+
+        Raises:
+            StartError: a file cannot be used.
+        """
+        if self.jwks_file is None and self.access_file is None:
+            return None
+        return TokenVerifier(TokenSources(self.jwks_file, self.token_issuer, self.token_audience, self.access_file))
 
     def jobs(self) -> JobSettings:
         """The job service's part."""

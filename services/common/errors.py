@@ -11,6 +11,8 @@
     ├── UnimplementedError        UNIMPLEMENTED        a field or engine capability that is not served
     ├── DeadlineExceededError     DEADLINE_EXCEEDED    time is up
     ├── CancelledError_           CANCELLED            the caller ended it
+    ├── UnauthenticatedError      UNAUTHENTICATED      nobody knows who calls
+    ├── PermissionDeniedError     PERMISSION_DENIED    it is known who calls, and it is not theirs to do
     └── InternalError             INTERNAL             our fault; says nothing of the inside
 
     StartError                    never on the wire    the process cannot start; one sentence that says what to do
@@ -158,6 +160,20 @@ class CancelledError_(FabricError):
 
     code = code_pb2.CANCELLED
     default_reason = reasons.CANCELLED
+
+
+class UnauthenticatedError(FabricError):
+    """The call carries no credential that this server can verify."""
+
+    code = code_pb2.UNAUTHENTICATED
+    default_reason = reasons.TOKEN_MISSING
+
+
+class PermissionDeniedError(FabricError):
+    """The caller is known and may not do this."""
+
+    code = code_pb2.PERMISSION_DENIED
+    default_reason = reasons.SCOPE_MISSING
 
 
 class InternalError(FabricError):

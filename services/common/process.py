@@ -32,9 +32,10 @@ import orjson
 from services.common import logs
 from services.common.errors import StartError
 from services.common.protocol import suite_version
+from services.common.security import Credentials, Files, check_exposure
 from services.common.settings import ServiceSettings, load, usage
 from services.common.tasks import Tasks
-from services.common.telemetry import Telemetry
+from services.common.telemetry import Telemetry, names
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -77,18 +78,29 @@ class Stop:
 class Process:
     """What a service's main gets beside its settings."""
 
-    def __init__(self, service: str, telemetry: Telemetry, metrics: str) -> None:
+    def __init__(
+        self, service: str, telemetry: Telemetry, metrics: str, credentials: Credentials | None = None
+    ) -> None:
         self.service = service
         self.telemetry = telemetry
+        self.credentials = credentials
+        """The process's certificate, where it has one."""
         self.stop = Stop()
         """Set by SIGTERM, SIGINT, or a background task that failed."""
         self.tasks = Tasks(self.stop.fail)
         """Background tasks of the process; cancelled after main has returned."""
         self._metrics = metrics
 
-    def announce(self, address: str) -> None:
-        """Prints the one JSON line on stdout that says where the service listens; called once, when it does."""
+    def announce(self, address: str, *, health: str = "") -> None:
+        """Prints the one JSON line on stdout that says where the service listens; called once, when it does.
+
+        Args:
+            address: Where its gRPC server does.
+            health: Where health alone is served, empty where it is not.
+        """
         line = {"service": self.service, "address": address, "metrics": self._metrics, "pid": os.getpid()}
+        if health:
+            line["health"] = health
         sys.stdout.buffer.write(orjson.dumps(line) + b"\n")
         sys.stdout.buffer.flush()
 
@@ -121,9 +133,10 @@ async def _live(settings: S, main: Callable[[S, Process], Awaitable[None]]) -> i
     logs.configure(service, level=settings.log_level)
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_loop_fault)
+    credentials = _credentials(settings)
     telemetry = Telemetry(service, otlp_endpoint=settings.otlp_endpoint, trace_ratio=settings.trace_ratio)
     try:
-        process = Process(service, telemetry, telemetry.serve_metrics(settings.metrics_listen))
+        process = Process(service, telemetry, _serve_metrics(settings, telemetry, credentials), credentials)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _signalled, process.stop, number)
         if settings.supervised:
@@ -142,6 +155,35 @@ async def _live(settings: S, main: Callable[[S, Process], Awaitable[None]]) -> i
         return 1 if process.stop.failed else 0
     finally:
         telemetry.close()
+
+
+def _credentials(settings: ServiceSettings) -> Credentials | None:
+    """The process's certificate, where the settings name one.
+
+    Raises:
+        StartError: it cannot be used.
+    """
+    if settings.tls_cert is None or settings.tls_key is None or settings.tls_ca is None:
+        return None
+    return Credentials(Files(settings.tls_cert, settings.tls_key, settings.tls_ca))
+
+
+def _serve_metrics(settings: ServiceSettings, telemetry: Telemetry, credentials: Credentials | None) -> str:
+    """Starts the Prometheus endpoint and returns where it listens.
+
+    Raises:
+        StartError: the address is taken, or it is reached by other machines and nothing protects it.
+    """
+    if credentials is not None:
+        telemetry.observe(names.CERTIFICATE_REMAINING, lambda: ((credentials.current().expires_at - time.time(), {}),))
+        telemetry.observe(
+            names.CERTIFICATE_RELOADS,
+            lambda: ((credentials.reloads, {"outcome": "taken"}), (credentials.failures, {"outcome": "refused"})),
+        )
+    listen, allowed = settings.metrics_listen, settings.allow_cleartext
+    protecting = None if "metrics" in allowed else credentials
+    check_exposure("metrics", listen, protected=protecting is not None, allowed=allowed, setting="metrics_listen")
+    return telemetry.serve_metrics(listen, credentials=protecting)
 
 
 def _signalled(stop: Stop, number: int) -> None:

@@ -18,7 +18,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.common.errors import StartError
@@ -68,6 +68,8 @@ def _peer_address(address: str) -> str:
     return address
 
 
+Door = Literal["grpc", "metrics", "health"]
+"""What of a service listens: the gRPC server, the Prometheus endpoint, the health-only server."""
 ListenAddress = Annotated[str, AfterValidator(_listen_address)]
 """Where to listen, `host:port`; port 0 takes a free one."""
 PeerAddress = Annotated[str, AfterValidator(_peer_address)]
@@ -94,6 +96,18 @@ class ServiceSettings(BaseSettings):
     """Where the gRPC server listens, `host:port`; port 0 takes a free one."""
     metrics_listen: ListenAddress = "127.0.0.1:0"
     """Where the Prometheus endpoint listens, `host:port`; port 0 takes a free one."""
+    health_listen: ListenAddress | None = None
+    """Where health alone is served, in the clear, `host:port`; nowhere if absent. For probes that speak no TLS."""
+    tls_cert: Path | None = None
+    """Certificate of the service and those that lead to its authority, PEM; read again when the file changes."""
+    tls_key: Path | None = None
+    """Private key of tls_cert, PEM without a pass phrase."""
+    tls_ca: Path | None = None
+    """Certificates of the authorities whose peers are trusted, PEM."""
+    allow_cleartext: tuple[Door, ...] = ()
+    """What may listen in the clear where other machines reach it, a JSON list of grpc, metrics and health."""
+    calls_per_connection_max: int = Field(default=4096, ge=1, le=1_000_000)
+    """Calls that may be open on one connection; further ones wait at their client."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is written."""
     reflection: bool = True
@@ -110,6 +124,13 @@ class ServiceSettings(BaseSettings):
     """Where traces and metrics are pushed to by OTLP over gRPC, `http://host:port`; nowhere if absent."""
     trace_ratio: float = Field(default=1.0, ge=0, le=1)
     """Share of traces that start here and are recorded, where otlp_endpoint is set."""
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> ServiceSettings:
+        absent = [key for key in ("tls_cert", "tls_key", "tls_ca") if getattr(self, key) is None]
+        if len(absent) in (1, 2):
+            raise ValueError(f"tls_cert, tls_key and tls_ca go together: {' and '.join(absent)} left out")
+        return self
 
     @classmethod
     def service(cls) -> str:
@@ -240,7 +261,9 @@ def _hint(key: str, spell: Callable[[str], str], settings: type[ServiceSettings]
 
 def _sentence(settings: type[ServiceSettings], entry: ErrorDetails, names: Mapping[str, str]) -> str:
     """Says which key is wrong, what it holds and what is allowed."""
-    key = str(entry["loc"][0]) if entry["loc"] else ""
+    if not entry["loc"]:
+        return entry["msg"].removeprefix("Value error, ")
+    key = str(entry["loc"][0])
     flag = "--" + key.replace("_", "-")
     if entry["type"] == "missing" and len(entry["loc"]) == 1:
         return f"{flag} (or {settings.prefix()}{key.upper()}) is required"

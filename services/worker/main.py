@@ -14,7 +14,8 @@ from ifabric.worker.v1 import worker_service_pb2_grpc
 from services.common import logs, reasons
 from services.common.contract import Contract
 from services.common.errors import FailedPreconditionError, StartError
-from services.common.rpc import Server, channel
+from services.common.rpc import Dialer, Server
+from services.common.security.needs import PROVISIONER
 from services.common.settings import join_address, split_address
 from services.worker.credit import CreditBook
 from services.worker.description import (
@@ -81,14 +82,15 @@ class Worker:
         self._settings = settings
         self._stop = process.stop
         self._process = process
-        self._server = Server(settings, process.telemetry)
+        self._server = Server(settings, process.telemetry, credentials=process.credentials)
         self._health = Health(self._server)
         self._metrics = EngineMetrics(process.telemetry)
         self._host = EngineHost(self._engine_failed)
         self._servicer = WorkerServicer(settings.engine_dir, self._host, self._metrics, process.telemetry.tracer)
         self._reader = DirectoryReader(settings.engine_dir)
         self._incarnation = secrets.token_hex(16)
-        self._provisioner = channel(settings.provisioner, message_bytes_max=settings.message_bytes_max)
+        dialer = Dialer(process.credentials, message_bytes_max=settings.message_bytes_max)
+        self._provisioner = dialer.channel(settings.provisioner, role=PROVISIONER)
         self._registration = Registration(self._provisioner, self, self._stop.fail)
 
     async def serve(self, library: str) -> None:
@@ -97,7 +99,7 @@ class Worker:
         server.add(worker_service_pb2_grpc.add_WorkerServiceServicer_to_server, self._servicer, FULL_NAME)
         server.on_close("engine", self._host.close)
         server.on_close("provisioner", self._provisioner.close)
-        self._process.announce(await server.start())
+        self._process.announce(await server.start(), health=server.health_address)
         _log.info("library.loaded", version=library)
         living = self._process.tasks.start(self._registration.run(), name="registration")
         server.on_drain("hand back", lambda: self._drain(living))

@@ -28,7 +28,7 @@ class Running(Process):
         self.listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.address = ""
 
-    def announce(self, address: str) -> None:
+    def announce(self, address: str, *, health: str = "") -> None:
         self.listening.set_result(address)
 
 

@@ -301,7 +301,8 @@ async def test_a_worker_whose_engine_is_stuck_ends_all_the_same(provisioner: Ser
         ({}, {"IFAB_ENGINE_LIBRARY": "/nowhere.so"}, "the native library is not at /nowhere.so: build it"),
         ({"slots": "4"}, {}, "--slots is not a setting of worker"),
         ({"node_id": "Not A Name"}, {}, "--node-id"),
-        ({"listen": "192.0.2.1:1"}, {}, "cannot listen on 192.0.2.1:1"),
+        ({"listen": "192.0.2.1:1"}, {}, "192.0.2.1:1 is reached by other machines, and grpc would speak in the clear"),
+        ({"listen": "192.0.2.1:1", "allow_cleartext": '["grpc"]'}, {}, "cannot listen on 192.0.2.1:1"),
     ],
 )
 def test_what_keeps_a_worker_from_starting_is_one_sentence(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from services.common.rpc.client import call_error, channel, translated
+from services.common.rpc.dialer import Dialer
 from services.common.rpc.server import Server
 
-__all__ = ["Server", "call_error", "channel", "translated"]
+__all__ = ["Dialer", "Server", "call_error", "channel", "translated"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one server interceptor: outcome, error form, trace and log context of every call.
+"""The one server interceptor: who may call, outcome, error form, trace and log context of every call.
 
 Handlers raise `FabricError`s and never touch the RPC's status. What else they raise is our fault: the client hears
 "internal error" with a correlation id, the log has the rest under the same id.
@@ -22,11 +22,15 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from services.common import logs
 from services.common.errors import FabricError, InternalError, to_status
+from services.common.security.caller import set_caller
+from services.common.security.tenants import impose, request_count
 from services.common.telemetry import names, propagation
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from services.common.security import Access, Caller
+    from services.common.security.quotas import Quotas
     from services.common.telemetry import Telemetry
 
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -38,11 +42,16 @@ _FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL"
 """Codes that count as the server's error on a span; the others are the caller's."""
 
 
+_REFUSALS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+
+
 class RpcInterceptor(grpc.aio.ServerInterceptor):
     """Wraps all four kinds of RPC."""
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: Telemetry, access: Access) -> None:
         self._tracer = telemetry.tracer
+        self._access = access
+        self._refused = telemetry.counter(names.CALLS_REFUSED)
         self._duration = telemetry.histogram(names.RPC_SERVER_DURATION)
         self._active = telemetry.up_down(names.RPC_SERVER_ACTIVE)
 
@@ -59,11 +68,15 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         unary: Any = handler.unary_unary or handler.stream_unary
         streaming: Any = handler.unary_stream or handler.stream_stream
 
+        takes_many = bool(handler.request_streaming)
+
         async def answer(request: Any, context: Context) -> Any:
-            return await self._run(method, context, lambda: unary(request, context))
+            return await self._run(method, context, request, takes_many, lambda request: unary(request, context))
 
         async def stream(request: Any, context: Context) -> None:
-            await self._run(method, context, lambda: _pump(streaming(request, context), context))
+            await self._run(
+                method, context, request, takes_many, lambda request: _pump(streaming(request, context), context)
+            )
 
         make: Any = {
             (False, False): grpc.unary_unary_rpc_method_handler,
@@ -74,7 +87,10 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         wrapped = stream if handler.response_streaming else answer
         return make(wrapped, handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
 
-    async def _run(self, method: str, context: Context, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _run(
+        self, method: str, context: Context, request: Any, takes_many: bool, call: Callable[[Any], Awaitable[Any]]
+    ) -> Any:
+        """Runs one call: `request` is its message, or the iterator over its messages where it takes many."""
         started, code = time.perf_counter(), "OK"
         labels = {"rpc.method": method}
         self._active.add(1, labels)
@@ -91,7 +107,10 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             ) as span,
         ):
             try:
-                return await call()
+                caller = self._access.admit(method, context)
+                if caller is None:
+                    return await call(request)
+                return await self._run_as(caller, request, takes_many, call)
             except asyncio.CancelledError:
                 # The client is gone, its deadline has passed, or the server stops; gRPC tells only by the clock.
                 remaining: float | None = context.time_remaining()
@@ -103,6 +122,8 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             except Exception as error:
                 status = to_status(error if isinstance(error, FabricError) else _internal(error, method))
                 code = code_pb2.Code.Name(status.code)
+                if isinstance(error, FabricError) and code in _REFUSALS:
+                    self._refused.add(1, {"reason": error.reason})
                 await context.abort_with_status(rpc_status.to_status(status))
             finally:
                 span.set_attribute("rpc.status_code", code)
@@ -110,6 +131,40 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                     span.set_status(trace.Status(StatusCode.ERROR, code))
                 self._active.add(-1, labels)
                 self._duration.record(time.perf_counter() - started, {**labels, "rpc.status_code": code})
+
+    async def _run_as(
+        self, caller: Caller, request: Any, takes_many: bool, call: Callable[[Any], Awaitable[Any]]
+    ) -> Any:
+        """Runs the call of somebody who is known: on their tenant, within their quota."""
+        set_caller(caller)
+        quotas = self._access.quotas
+        with structlog.contextvars.bound_contextvars(caller=caller.name):
+            if quotas is None:
+                return await call(_imposed(request, caller) if takes_many else _impose(request, caller))
+            with quotas.call(caller.tenant):
+                if takes_many:
+                    return await call(_paced(_imposed(request, caller), caller, quotas))
+                quotas.take(caller.tenant, request_count(request))
+                return await call(_impose(request, caller))
+
+
+def _impose(request: Any, caller: Caller) -> Any:
+    impose(request, caller)
+    return request
+
+
+async def _imposed(requests: AsyncIterator[Any], caller: Caller) -> AsyncIterator[Any]:
+    first = True
+    async for request in requests:
+        impose(request, caller, first=first)
+        first = False
+        yield request
+
+
+async def _paced(requests: AsyncIterator[Any], caller: Caller, quotas: Quotas) -> AsyncIterator[Any]:
+    async for request in requests:
+        await quotas.pace(caller.tenant, request_count(request))
+        yield request
 
 
 async def _pump(made: Any, context: Context) -> None:

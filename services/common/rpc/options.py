@@ -14,6 +14,14 @@ RECONNECT_MS_MAX = 500
 METADATA_BYTES_SOFT_MAX = 32 * 1024
 """Trailers carry every violation of a refused request; gRPC's own limit of 8 KiB would cut a long refusal off."""
 METADATA_BYTES_MAX = 64 * 1024
+HANDSHAKE_MS = 10_000
+"""How long a connection may take to say who it is: TLS, HTTP/2 preface and settings."""
+CALLS_PER_CONNECTION = 4096
+"""Calls that a server lets one connection have open unless told otherwise."""
+HEALTH_MESSAGE_BYTES = 4 * 1024
+"""Longest message of the health-only server, in bytes: a name, or a state."""
+HEALTH_CALLS = 16
+"""Calls that one connection may have open on the health-only server."""
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 """Longest message a client sends or takes unless told otherwise, in bytes."""
 
@@ -43,10 +51,14 @@ def common(message_bytes_max: int) -> list[tuple[str, Any]]:
     ]
 
 
-def server(message_bytes_max: int, *, keepalive_ms: int = KEEPALIVE_TIME_MS) -> list[tuple[str, Any]]:
-    """Arguments of servers."""
+def server(
+    message_bytes_max: int, *, keepalive_ms: int = KEEPALIVE_TIME_MS, calls: int = CALLS_PER_CONNECTION
+) -> list[tuple[str, Any]]:
+    """Arguments of servers; `calls` may be open on one connection, further ones wait at their client."""
     return [
         *common(message_bytes_max),
+        ("grpc.max_concurrent_streams", calls),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         # A second process on the same port must fail to start, not share the port.
         ("grpc.so_reuseport", 0),
         # The name lacks the "recv" of gRPC's own constant for it; a name that gRPC does not know is ignored.

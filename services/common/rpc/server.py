@@ -27,12 +27,15 @@ from services.common import logs
 from services.common.errors import StartError
 from services.common.rpc import options
 from services.common.rpc.interceptor import RpcInterceptor
+from services.common.rpc.tls import server_credentials
+from services.common.security import Access, check_exposure
 from services.common.settings import join_address, split_address
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from services.common.process import Stop
+    from services.common.security import Credentials, TokenVerifier
     from services.common.settings import ServiceSettings
     from services.common.telemetry import Telemetry
 
@@ -79,11 +82,30 @@ class _Health(health.aio.HealthServicer):
 class Server:
     """One grpc.aio server with health, reflection, error translation, metrics, and an orderly end."""
 
-    def __init__(self, settings: ServiceSettings, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        telemetry: Telemetry,
+        *,
+        credentials: Credentials | None = None,
+        tokens: TokenVerifier | None = None,
+    ) -> None:
+        """Sets a server up; nothing listens before `start`.
+
+        Args:
+            settings: Where it listens, and its bounds.
+            telemetry: For calls and their outcomes.
+            credentials: The service's certificate; the server speaks TLS with it.
+            tokens: Verifies the tokens of clients. Without them a server with TLS wants a certificate of each peer.
+        """
         self._settings = settings
+        self._credentials = credentials
+        self._certified = credentials is not None and tokens is None
         self._server = grpc.aio.server(
-            interceptors=[RpcInterceptor(telemetry)], options=options.server(settings.message_bytes_max)
+            interceptors=[RpcInterceptor(telemetry, Access(tokens, certified=self._certified))],
+            options=options.server(settings.message_bytes_max, calls=settings.calls_per_connection_max),
         )
+        self._health_server: grpc.aio.Server | None = None
         self._health = _Health()
         self._own: list[str] = []
         self._named: dict[str, bool] = {}
@@ -94,6 +116,8 @@ class Server:
         """Set when the server begins to drain; streams that outlive calls watch it to refuse new work."""
         self.address = ""
         """Where the server listens, `host:port`; empty before `start`."""
+        self.health_address = ""
+        """Where health alone is served, `host:port`; empty where it is not."""
 
     def add(self, register: Callable[[T, grpc.aio.Server], None], servicer: T, full_name: str) -> None:
         """Serves `servicer`.
@@ -118,24 +142,34 @@ class Server:
         """Listens, and returns the address. The process is alive but not ready.
 
         Raises:
-            StartError: The address is taken or not ours.
+            StartError: The address is taken or not ours, or it is reached by other machines and nothing protects it.
         """
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if self._settings.reflection:
             shown = (*self._own, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(shown, self._server)
         await self._publish()
-        host, wanted = split_address(self._settings.listen)
-        try:
-            port = self._server.add_insecure_port(self._settings.listen)
-        except RuntimeError as error:
-            raise StartError(
-                f"cannot listen on {self._settings.listen}: the port is in use or the address is not of this machine; "
-                f"name another one with --listen, or port 0 for a free one"
-            ) from error
+        listen, allowed = self._settings.listen, self._settings.allow_cleartext
+        check_exposure("grpc", listen, protected=self._credentials is not None, allowed=allowed, setting="listen")
+        self.address = _bind(self._server, listen, "--listen", self._server_credentials())
+        if self._settings.health_listen is not None:
+            check_exposure(
+                "health", self._settings.health_listen, protected=False, allowed=allowed, setting="health_listen"
+            )
+            self._health_server = grpc.aio.server(
+                options=options.server(options.HEALTH_MESSAGE_BYTES, calls=options.HEALTH_CALLS)
+            )
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._health_server)
+            self.health_address = _bind(self._health_server, self._settings.health_listen, "--health-listen", None)
+            await self._health_server.start()
         await self._server.start()
-        self.address = join_address(host, port or wanted)
         return self.address
+
+    def _server_credentials(self) -> grpc.ServerCredentials | None:
+        """TLS with whichever certificate is in force when a connection is made; None without one."""
+        if self._credentials is None:
+            return None
+        return server_credentials(self._credentials, certified=self._certified)
 
     async def ready(self) -> None:
         """Turns `""` and the services' own names to SERVING. Without effect once draining."""
@@ -169,6 +203,8 @@ class Server:
         await asyncio.sleep(propagation_s)
         self._health.end_watches()
         await self._server.stop(max(ends_at + propagation_s - time.monotonic(), _LEAST_S))
+        if self._health_server is not None:
+            await self._health_server.stop(_LEAST_S)
         for name, hook in reversed(self._close_hooks):
             await self._run(name, hook, grace_s)
         _log.info("drain.ended")
@@ -191,3 +227,20 @@ class Server:
         states[LIVENESS] = states.get(LIVENESS, _SERVING)
         for name, state in states.items():
             await self._health.set(name, state)
+
+
+def _bind(server: grpc.aio.Server, listen: str, flag: str, credentials: grpc.ServerCredentials | None) -> str:
+    """Takes the address and returns it with the port in force.
+
+    Raises:
+        StartError: it is taken or not ours.
+    """
+    host, wanted = split_address(listen)
+    try:
+        port = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
+    except RuntimeError as error:
+        raise StartError(
+            f"cannot listen on {listen}: the port is in use or the address is not of this machine; "
+            f"name another one with {flag}, or port 0 for a free one"
+        ) from error
+    return join_address(host, port or wanted)

@@ -243,6 +243,47 @@ BROKER_QUARANTINED = Metric(
     "Requests that ended their worker twice while they ran alone there, and were given up.",
 )
 
+# Jobs and their journal
+JOBS = Metric("ifabric.broker.jobs", Kind.GAUGE, "{job}", "Jobs that are sealed and have not ended.", ("state",))
+JOB_ROWS = Metric(
+    "ifabric.broker.job.rows",
+    Kind.COUNTER,
+    "{row}",
+    "Rows of jobs: taken into the journal, and committed with a result or an error.",
+    ("outcome",),
+)
+JOB_ROWS_WAITING = Metric(
+    "ifabric.broker.job.rows.waiting", Kind.GAUGE, "{row}", "Rows of sealed jobs that have no committed result."
+)
+JOB_ROWS_HELD = Metric("ifabric.broker.job.rows.held", Kind.GAUGE, "{row}", "Of these, rows that this broker works on.")
+JOB_LEASES_LOST = Metric(
+    "ifabric.broker.job.leases.lost",
+    Kind.COUNTER,
+    "{lease}",
+    "Times that this broker was silent for longer than its lease, and gave up what it held.",
+)
+JOURNAL_COMMIT_DURATION = Metric(
+    "ifabric.broker.journal.commit.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "Time that a transaction of the journal took, its commit included.",
+    ("outcome",),
+    CALL_SECONDS,
+)
+JOURNAL_QUEUE_DEPTH = Metric(
+    "ifabric.broker.journal.queue.depth",
+    Kind.GAUGE,
+    "{change}",
+    "Changes that wait for the journal's next transaction.",
+)
+JOURNAL_FULL = Metric(
+    "ifabric.broker.journal.full",
+    Kind.COUNTER,
+    "{attempt}",
+    "Attempts to keep something that failed for lack of room.",
+    ("where",),
+)
+
 # Spans
 SPAN_QUEUE_WAIT = "ifabric.broker.queue.wait"
 SPAN_DISPATCH = "ifabric.broker.dispatch"

@@ -14,20 +14,22 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from services.common.errors import StartError
 from services.common.protocol import suite_version
-from services.common.settings import join_address, split_address
+from services.common.settings import split_address
 from services.common.telemetry import names
+from services.common.telemetry.endpoint import MetricsEndpoint
 from services.common.telemetry.names import Kind, Metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from wsgiref.simple_server import WSGIServer
 
     from opentelemetry.metrics import Counter, Histogram, UpDownCounter
     from opentelemetry.metrics._internal.instrument import Gauge
+
+    from services.common.security import Credentials
 
 
 _PUSH_S = 3
@@ -49,7 +51,7 @@ class Telemetry:
             trace_ratio: Share of traces that start here and are recorded.
         """
         self._registry = CollectorRegistry()
-        self._endpoint: WSGIServer | None = None
+        self._endpoint: MetricsEndpoint | None = None
         resource = Resource(
             {"service.name": service, "service.namespace": "ifabric", "service.version": suite_version()}
         )
@@ -116,30 +118,33 @@ class Telemetry:
             _expect(metric, Kind.GAUGE)
             self._meter.create_observable_gauge(metric.name, [callback], metric.unit, metric.meaning)
 
-    def serve_metrics(self, listen: str) -> str:
+    def serve_metrics(self, listen: str, *, credentials: Credentials | None = None) -> str:
         """Starts the Prometheus endpoint and returns where it listens, `host:port`.
+
+        Args:
+            listen: Where to listen, `host:port`; port 0 takes a free one.
+            credentials: The process's certificate, for HTTPS; None is HTTP.
 
         Raises:
             StartError: The address is taken or not ours.
         """
         host, port = split_address(listen)
         try:
-            self._endpoint, _ = start_http_server(port, host, self._registry)
+            self._endpoint = MetricsEndpoint(self._registry, host, port, credentials)
         except OSError as error:
             why = "is already in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
             raise StartError(
                 f"cannot serve metrics on {listen}: the address {why}; name another one with --metrics-listen, or port "
                 f"0 for a free one"
             ) from error
-        return join_address(host, self._endpoint.server_port)
+        return self._endpoint.address
 
     def close(self) -> None:
         """Pushes what is left and stops the endpoint; a collector that does not answer costs a few seconds."""
         self._tracers.shutdown()
         self._meters.shutdown(timeout_millis=1_000 * _PUSH_S)
         if self._endpoint is not None:
-            self._endpoint.shutdown()
-            self._endpoint.server_close()
+            self._endpoint.close()
             self._endpoint = None
 
 
