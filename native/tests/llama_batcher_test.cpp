@@ -53,6 +53,31 @@ TEST_F(LlamaBatcher, ComputesAHeadOnceForAllWhoShareIt) {
   expect_clean(driver);
 }
 
+// Their values are those of each prompt alone, but for the last bits: a card would make no others.
+TEST_F(LlamaBatcher, ComputesPromptsTogetherWhereNothingIsPromisedOfLastBits) {
+  TinyEngine engine;
+  engine.reproducible = false;
+  Driver together(engine);
+  Driver alone(engine);
+  std::vector<uint64_t> ids;
+  for (const size_t size : {60u, 60u, 60u, 25u, 60u, 60u, 100u, 100u}) {
+    Request request = with_stops(tiny_prompt(ids.size() + 1, size), 2);
+    request.logprobs = true;
+    Request same = request;
+    ids.push_back(together.ask(std::move(request)));
+    alone.ask(std::move(same));
+    ASSERT_TRUE(alone.run());
+  }
+  ASSERT_TRUE(together.run());
+  EXPECT_LT(together.steps, alone.steps / 2);
+  for (const uint64_t id : ids) {
+    EXPECT_EQ(together.told(id).computed, together.request(id).prompt.size());
+    ASSERT_FALSE(together.told(id).samples[0].logprobs.empty());
+    EXPECT_NEAR(together.told(id).samples[0].logprobs[0], alone.told(id).samples[0].logprobs[0], 0.02) << id;
+  }
+  expect_clean(together);
+}
+
 TEST_F(LlamaBatcher, SharesNestedHeadsAsFarAsTheyGo) {
   Driver driver(TinyEngine{});
   const auto outer = tiny_prompt(1, 128);

@@ -102,6 +102,7 @@ TEST_F(LlamaDirectory, RulesBetweenFieldsAreFindings) {
   expect([](Json& json) { json["kv_layout"] = "unified"; }, "llama.json:pool_tokens");
   expect([](Json& json) { json["kv_type"] = "q8_0"; }, "llama.json:kv_type");
   expect([](Json& json) { json["slots"] = 1; }, "llama.json:slots");
+  expect([](Json& json) { json["device"] = "cuda"; }, "llama.json:device");
   expect([](Json& json) { json["gguf"] = "other.gguf"; }, "llama.json:gguf");
   expect([](Json& json) { json["sequence_tokens"] = 500; }, "llama.json:sequence_tokens");
   expect([](Json& json) { json["reproducible"] = false; }, "capabilities.reproducible");

@@ -29,6 +29,7 @@ ifab_llama_test(llama_batcher_test)
 ifab_llama_test(llama_cache_test)
 ifab_llama_test(llama_config_test ifab_engine nlohmann_json::nlohmann_json)
 ifab_llama_test(llama_sampler_test)
+ifab_llama_test(llama_chooser_test)
 ifab_llama_test(llama_guide_test)
 ifab_llama_test(llama_allocation_test)
 target_link_options(llama_allocation_test PRIVATE
