@@ -45,11 +45,28 @@ class WorkerProber(Protocol):
 class Intake:
     """Takes registrations and brings each to its verdict."""
 
-    def __init__(self, registry: Registry, prober: WorkerProber, tasks: Tasks, telemetry: Telemetry) -> None:
-        """Args: tasks: Where probes run: a worker that gives up waiting for its answer does not end its probe."""
+    def __init__(
+        self,
+        registry: Registry,
+        prober: WorkerProber,
+        tasks: Tasks,
+        telemetry: Telemetry,
+        *,
+        required_evidence: Sequence[str] = (),
+    ) -> None:
+        """Takes what it works with.
+
+        Args:
+            registry: Where nodes are kept.
+            prober: Runs probes.
+            tasks: Where probes run: a worker that gives up waiting for its answer does not end its probe.
+            telemetry: Where it counts.
+            required_evidence: Kinds of evidence without which no node is accepted.
+        """
         self._registry = registry
         self._prober = prober
         self._tasks = tasks
+        self._required_evidence = tuple(required_evidence)
         self._probes: dict[int, asyncio.Task[Node | None]] = {}
         self._registrations = telemetry.counter(names.REGISTRATIONS)
         self._violations = telemetry.counter(names.VIOLATIONS)
@@ -64,9 +81,9 @@ class Intake:
 
         Raises:
             InvalidArgumentError: Fields are absent, unknown or out of range; carries every violation.
-            FailedPreconditionError: The description disagrees with the card, the report or the probe; carries every
-                violation. Or a later process of the node has registered, or the node was withdrawn or registered anew
-                while it was probed.
+            FailedPreconditionError: The description disagrees with the card, the report or the probe, or evidence that
+                is required is not there; carries every violation. Or a later process of the node has registered, or
+                the node was withdrawn or registered anew while it was probed.
             ResourceExhaustedError: There are too many nodes.
         """
         try:
@@ -89,6 +106,7 @@ class Intake:
             raise _refusal(description.node_id, unlistable, malformed=True)
         malformed = verdict.description(description)
         findings = malformed + verdict.agreement(description)
+        findings += verdict.evidence(description, self._required_evidence)
         if report is not None:
             findings += verdict.report(description, report)
         before = self._registry.find(description.node_id)

@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
 
 from services.common.settings import ServiceSettings
+
+EvidenceKind = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
+"""What was done to an engine, one word: `audit`, `ladder`."""
 
 
 class ProvisionerSettings(ServiceSettings, env_prefix="IFAB_PROVISIONER_"):
@@ -21,3 +26,6 @@ class ProvisionerSettings(ServiceSettings, env_prefix="IFAB_PROVISIONER_"):
     """Most open WatchNodes streams."""
     watch_backlog_max: int = Field(default=1_000, ge=1, le=100_000)
     """Most changed nodes that wait for one slow watcher before its stream is ended."""
+    required_evidence: tuple[EvidenceKind, ...] = Field(default=(), max_length=16)
+    """Kinds of evidence without which no engine is accepted, as JSON: ["audit", "ladder"]. The newest document of each
+    kind beside the engine must speak of this very engine and must not be one that fails."""

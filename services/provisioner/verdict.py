@@ -3,8 +3,8 @@
 
 Every function returns all findings at once, so that whoever mends a node mends it once. Paths are those of
 `RegisterNodeRequest` without the leading `description.`: `contract.limits.step_token_budget`, `card.memory_bytes`,
-`loaded.vocab_size`, `probe.usage.prompt_tokens`. Two speak of something as a whole: `engine` of the engine directory,
-`probe` of the probe.
+`loaded.vocab_size`, `probe.usage.prompt_tokens`, `evidence[audit]`. Two speak of something as a whole: `engine` of the
+engine directory, `probe` of the probe.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from services.common.settings import split_address
 from services.provisioner.wording import ABSENT, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from google.protobuf.message import Message
 
@@ -105,6 +105,21 @@ def agreement(node: node_pb2.NodeDescription) -> list[Finding]:
                     f"at least {getattr(wanted, field)}, as contract.card.{field} says",
                 )
             )
+    return found
+
+
+def evidence(node: node_pb2.NodeDescription, required: Sequence[str]) -> list[Finding]:
+    """Finds the required kinds of evidence that a node does not bring, or whose newest document fails."""
+    found: list[Finding] = []
+    for kind in required:
+        good = [each for each in node.evidence if each.kind == kind and not each.flaw]
+        if good and good[-1].outcome != node_pb2.EVIDENCE_OUTCOME_FAILS:
+            continue
+        flaws = [each.flaw for each in node.evidence if each.flaw and each.kind in (kind, "")]
+        failing = [f"{each.digest[:16]} of {each.time}, which fails" for each in good[-1:]]
+        said = [ABSENT, *flaws, *failing][-1]
+        wanted = f"evidence of kind {kind} about engine {node.engine_digest[:16]} that does not fail"
+        found.append(Finding(f"evidence[{kind}]", text_of(said), f"{wanted}, as the provisioner's policy says"))
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ifabric.engine.v1 import contract_pb2, node_pb2
-from services.common import contract
+from services.common import contract, evidence
 from services.common.contract import Contract, Finding
 from services.common.errors import FabricError, NotFoundError
 from services.common.protocol import PROTOCOL_REVISION, suite_version
@@ -35,6 +35,8 @@ class Reading:
     contract: contract_pb2.EngineContract
     findings: tuple[Finding, ...]
     """What is wrong with the directory and the wire form of the contract cannot show."""
+    evidence: tuple[node_pb2.EvidenceFacts, ...] = ()
+    """What lies beside the directory about this engine, oldest first."""
 
 
 class DirectoryReader:
@@ -64,22 +66,44 @@ class DirectoryReader:
             expected = f"a readable {contract.CONTRACT_FILE} in the engine directory"
             absent = Finding("", "absent" if isinstance(error, NotFoundError) else error.message, expected)
             return Reading("", contract_pb2.EngineContract(), (absent,))
-        return Reading(digest, read, tuple(dict.fromkeys(findings)))
+        return Reading(digest, read, tuple(dict.fromkeys(findings)), tuple(_evidence(self._directory, digest)))
 
     def _fingerprint(self) -> _Fingerprint:
-        """Names, sizes, times of change and inodes of what lies in the directory."""
+        """Names, sizes, times of change and inodes of what lies in the directory, and beside it as evidence."""
         return tuple(sorted(self._entries()))
 
     def _entries(self) -> Iterator[tuple[str, int, int, int]]:
-        for folder, _folders, files in os.walk(self._directory):
-            for name in files:
-                path = os.path.join(folder, name)
-                try:
-                    found = os.stat(path)
-                except OSError:
-                    yield path, -1, 0, 0
-                else:
-                    yield path, found.st_size, found.st_mtime_ns, found.st_ino
+        for root in (self._directory, evidence.folder(self._directory)):
+            for folder, _folders, files in os.walk(root):
+                for name in files:
+                    path = os.path.join(folder, name)
+                    try:
+                        found = os.stat(path)
+                    except OSError:
+                        yield path, -1, 0, 0
+                    else:
+                        yield path, found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _evidence(directory: Path, digest: str) -> Iterator[node_pb2.EvidenceFacts]:
+    try:
+        good, flawed = evidence.read_all(directory, digest)
+    except FabricError as error:
+        yield node_pb2.EvidenceFacts(flaw=error.message)
+        return
+    for flaw in flawed:
+        yield node_pb2.EvidenceFacts(kind=flaw.kind, flaw=flaw.why)
+    for each in good:
+        yield node_pb2.EvidenceFacts(
+            kind=each.kind, digest=each.digest, outcome=_OUTCOMES[each.outcome], time=each.produced_by.time
+        )
+
+
+_OUTCOMES = {
+    evidence.HOLDS: node_pb2.EVIDENCE_OUTCOME_HOLDS,
+    evidence.FAILS: node_pb2.EVIDENCE_OUTCOME_FAILS,
+    evidence.MEASURED: node_pb2.EVIDENCE_OUTCOME_MEASURED,
+}
 
 
 def node_description(reading: Reading, *, node_id: str, incarnation: str, address: str) -> node_pb2.NodeDescription:
@@ -95,6 +119,7 @@ def node_description(reading: Reading, *, node_id: str, incarnation: str, addres
             for finding in reading.findings
         ],
         card=card_facts(reading.contract.card.family),
+        evidence=reading.evidence,
         suite_version=suite_version(),
         protocol_revision=PROTOCOL_REVISION,
     )

@@ -170,7 +170,16 @@ class Registration:
                 self._report(node, error)
                 if _is_verdict(error):
                     await self._worker.accepted(f"the provisioner refuses it: {error.message}")
+                    node = await self._look_again(node)
             await backoff.wait()
+
+    async def _look_again(self, node: node_pb2.NodeDescription) -> node_pb2.NodeDescription:
+        """Describes the node anew, since what it is refused for may have been mended: evidence, or the card.
+
+        Another engine that lies there by now is not the one that is loaded: then the description stays.
+        """
+        seen = await self._worker.describe()
+        return seen if seen.engine_digest == node.engine_digest else node
 
     async def _register(self, node: node_pb2.NodeDescription, report: node_pb2.EngineReport | None) -> float:
         """Registers; returns the heartbeat interval, in seconds."""

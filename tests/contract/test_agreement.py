@@ -142,7 +142,7 @@ def test_a_link_inside_of_the_directory_is_a_file_like_any_other(native_check: N
     assert contract.read(directory)[1] == []
 
 
-TEXTS = ["a", "9.0", "0" * 64, "a=b", "2026-11-29", "model.gguf", "lib.so", "1"]
+TEXTS = ["a", "9.0", "0" * 64, "a=b", "2026-11-29", "model.gguf", "lib.so", "1", "2026-11-29T12:00:00Z"]
 
 
 def example(node: nodes.Node) -> Any:
