@@ -5,7 +5,11 @@ Steps follow one another without pause while there is work. A step computes the 
 generates and fills the rest of its token budget with prompts, oldest first. A request enters the batcher in order of
 arrival when a slot is free and its blocks (prompt and the most it may generate, less what is resident) fit into the
 pool; prompt blocks stay behind when it ends. As the vendor's scheduler does, a request whose next block is being
-computed by another waits for it, and those behind it pass; that can be switched off.
+being computed by another waits for it, and those behind it pass; that can be switched off.
+
+So can admission: then a request enters as soon as its prompt's blocks fit, takes a block more whenever it has filled
+one, and when the pool is full the request that entered last is thrown out and starts anew behind the others, with what
+it had generated as part of its prompt.
 
 Runs of steps that only generate are taken together, so that time costs events and not steps.
 """
@@ -38,6 +42,8 @@ class Card:
     """Reading one cached token for one generated one."""
     holds_followers: bool = True
     """Whether a request waits while another computes its next block."""
+    admits: bool = True
+    """Whether a request enters only when all that it may come to need is free."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +58,12 @@ class Job:
     cached_tokens: int = 0
     computed_tokens: int = 0
     _left: int = 0
+    _generated: int = 0
+    """Tokens that it had generated when it was thrown out."""
+    _first_tick: int = 0
+    """Step that made its first token since it entered."""
+    _told: bool = False
+    """Whether its prompt was told to be computed."""
     _private: int = 0
     _owned: list[int] = field(default_factory=list)
 
@@ -74,6 +86,8 @@ class VirtualEngine:
         self.computed_tokens = 0
         self.busy_us = 0.0
         self.steps = 0
+        self.thrown_out = 0
+        """Times that a request lost what it had for want of room."""
         self._active = 0
         self._prefilling: deque[Job] = deque()
         self._decoding: list[tuple[int, int, Job]] = []
@@ -117,7 +131,7 @@ class VirtualEngine:
             chunk = min(job._left, budget - filled)
             self._chunks.append((job, chunk))
             filled += chunk
-        self._run = 1 if filled else self._decoding[0][0] - self._tick
+        self._run = 1 if filled or not card.admits else self._decoding[0][0] - self._tick
         self._run_us = (
             card.step_us
             + filled * card.prompt_token_us
@@ -130,6 +144,8 @@ class VirtualEngine:
     def finish(self, now_us: float) -> Events:
         """The steps that `start` began have ended."""
         events = Events()
+        if not self.card.admits:
+            self._grow()
         decoding, steps = len(self._decoding), self._run
         self.busy_us += self._duration(steps)
         self.steps += steps
@@ -196,7 +212,8 @@ class VirtualEngine:
     def _enter(self, job: Job, cached: int) -> bool:
         card = self.card
         whole = job.prompt_tokens // card.block_tokens
-        total = -(-(job.prompt_tokens + job.output_tokens) // card.block_tokens)
+        at_once = job.output_tokens if card.admits else job._generated
+        total = -(-(job.prompt_tokens + at_once) // card.block_tokens)
         reused = job.blocks[:cached]
         # Blocks that another request computes right now are computed twice, and the second copy is private.
         own = [block for block in job.blocks[cached:whole] if block not in self._resident]
@@ -218,21 +235,58 @@ class VirtualEngine:
         job._private = need - len(own)
         self._private += job._private
         job.cached_tokens = cached * card.block_tokens
-        job._left = job.prompt_tokens - job.cached_tokens
+        job._left = job.prompt_tokens + job._generated - job.cached_tokens
         self._active += 1
         self._prefilling.append(job)
         return True
 
     def _prefilled(self, job: Job, events: Events) -> None:
         self._computing.difference_update(job._owned)
-        events.computed.append(job)
-        if job.output_tokens <= 1:
+        if not job._told:
+            job._told = True
+            events.computed.append(job)
+        left = job.output_tokens - job._generated
+        if left <= 1:
             self._end(job)
             events.ended.append(job)
             return
         # The step that ends a prompt makes the first token.
-        heapq.heappush(self._decoding, (self._tick + job.output_tokens - 1, next(self._tickets), job))
-        self._context += job.prompt_tokens + 1
+        job._first_tick = self._tick
+        heapq.heappush(self._decoding, (self._tick + left - 1, next(self._tickets), job))
+        self._context += job.prompt_tokens + job._generated + 1
+
+    def _grow(self) -> None:
+        """Gives every request that fills its last block in this step another one, or throws out who entered last."""
+        block = self.card.block_tokens
+        for _, _, job in sorted(self._decoding, key=lambda item: item[1]):
+            if job._first_tick < 0:
+                continue  # thrown out for one before it
+            length = job.prompt_tokens + job._generated + self._tick - job._first_tick + 1
+            if (length - 1) % block:
+                continue
+            while len(self._resident) + self._private >= self.card.pool_blocks and job._first_tick >= 0:
+                if self._idle:
+                    victim, _ = self._idle.popitem(last=False)
+                    del self._resident[victim]
+                else:
+                    self._throw_out()
+            if job._first_tick >= 0:
+                job._private += 1
+                self._private += 1
+        if any(job._first_tick < 0 for _, _, job in self._decoding):
+            self._decoding = [item for item in self._decoding if item[2]._first_tick >= 0]
+            heapq.heapify(self._decoding)
+
+    def _throw_out(self) -> None:
+        """Whoever began to generate last has to start anew."""
+        _, _, job = max((item for item in self._decoding if item[2]._first_tick >= 0), key=lambda item: item[1])
+        made = self._tick - job._first_tick + 1
+        self._context -= job.prompt_tokens + job._generated + made
+        job._generated += made
+        job._first_tick = -1
+        self._end(job)
+        self.queue.appendleft(job)
+        self.thrown_out += 1
 
     def _end(self, job: Job) -> None:
         self._active -= 1

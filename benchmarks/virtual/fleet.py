@@ -41,6 +41,9 @@ class Outcome:
     makespan_us: float
     busy_us: tuple[float, ...]
     ended: int
+    steps: int
+    thrown_out: int
+    """Times that a request lost what it had for want of room."""
 
 
 def run(policy: Policy, cards: Sequence[Card]) -> Outcome:
@@ -103,4 +106,6 @@ def run(policy: Policy, cards: Sequence[Card]) -> Outcome:
         makespan_us=now,
         busy_us=tuple(engine.busy_us for engine in engines),
         ended=ended,
+        steps=sum(engine.steps for engine in engines),
+        thrown_out=sum(engine.thrown_out for engine in engines),
     )

@@ -157,9 +157,23 @@ class _Sink:
 
 
 class Fabric:
-    """Ours: the broker's own decisions, over the same cards."""
+    """Ours: the broker's own decisions, over the same cards.
 
-    def __init__(self, workload: Workload, cards: Sequence[Card], settings: CoreSettings | None = None) -> None:
+    Args:
+        workload: The job.
+        cards: What runs it; all alike.
+        settings: Of the core.
+        plans_pool: Whether the core knows how much the cards' pools hold; else only credit bounds what is sent.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        cards: Sequence[Card],
+        settings: CoreSettings | None = None,
+        *,
+        plans_pool: bool = True,
+    ) -> None:
         self.decision = Decision(settings or CoreSettings())
         self._attempts: dict[int, tuple[Worker, Attempt]] = {}
         card = cards[0]
@@ -172,7 +186,8 @@ class Fabric:
         for at, card in enumerate(cards):
             # What a worker's own formula grants, see services/worker/credit.py, without its measured reuse.
             credit = Amount(card.slots * longest, card.slots, 0)
-            worker = Worker(f"w{at}", facts, pool_tokens=card.pool_blocks * card.block_tokens, credit=credit, now=0.0)
+            pool_tokens = card.pool_blocks * card.block_tokens if plans_pool else 0
+            worker = Worker(f"w{at}", facts, pool_tokens=pool_tokens, credit=credit, now=0.0)
             self._workers.append(worker)
             self.decision.worker_up(worker)
         self._index = {worker.id: at for at, worker in enumerate(self._workers)}
