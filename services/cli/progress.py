@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ifabric.broker.v1 import job_service_pb2 as pb
@@ -27,6 +27,9 @@ _LINE_EVERY_S = 5.0
 _EVENT_EVERY_S = 1.0
 _BAR_EVERY_S = 0.1
 _PACE_S = 30.0
+_ECHO_COLUMNS = 4
+"""Room behind the bar for what a terminal writes there when Ctrl-C is pressed, twice: `^C^C`. Where it wrapped to the
+next line, the bar would be drawn anew below itself."""
 _HELD = frozenset({"paused", "stalled"})
 """Stages in which nothing moves: said at once."""
 
@@ -148,10 +151,19 @@ def _paced(every_s: float, write: Callable[[dict[str, Any]], object]) -> Callabl
     return tell
 
 
+class _Narrow(Console):
+    """A terminal whose last columns stay free."""
+
+    @property
+    def options(self) -> ConsoleOptions:
+        whole = super().options
+        return whole.update(width=max(1, whole.max_width - _ECHO_COLUMNS))
+
+
 @contextmanager
 def _bar() -> Iterator[Callable[[Reading], None]]:
     columns = (BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=False) as progress:
+    with Progress(*columns, console=_Narrow(stderr=True), transient=False) as progress:
         task = progress.add_task("", total=None, note="")
 
         def write(said: dict[str, Any]) -> None:
