@@ -64,4 +64,7 @@ def _check(nodes: object) -> None:
     for node in nodes:  # type: ignore[attr-defined]
         if node.state == provisioner_service_pb2.NODE_STATE_REFUSED:
             reasons = "; ".join(f"{each.path} is {each.found}, expected {each.expected}" for each in node.violations)
-            raise CommandError(f"the engine of {node.description.node_id} was refused: {reasons}")
+            raise CommandError(
+                f"the engine of {node.description.node_id} was refused: {reasons}; mend its directory, or make it anew "
+                "with `ifab engine build`"
+            )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 import sys
 from contextlib import suppress
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _FREE = "127.0.0.1:0"
 _KILL_SLACK_S = 5.0
 """Time beyond its grace that a service gets for closing before it is killed."""
+_ROOM_BYTES = 8 << 20
+"""Disk below which no suite is started: a service that cannot write its log ends without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +140,19 @@ class Suite:
                     with suppress(ProcessLookupError):
                         service.process.kill()
 
+    def _check_room(self) -> None:
+        logs = self._plan.logs
+        logs.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(logs).free
+        if free < _ROOM_BYTES:
+            raise CommandError(
+                f"{free >> 20} MiB of disk are free under {logs}, and logs and jobs need {_ROOM_BYTES >> 20}: make "
+                "room, or name another folder with --logs"
+            )
+
     async def _start(self) -> None:
         plan = self._plan
+        self._check_room()
         provisioner = await self._spawn("provisioner", "provisioner", plan.provisioner)
         listens = plan.workers or (_FREE,) * len(plan.engines)
         peers = ("--provisioner", provisioner.address)
@@ -150,7 +164,6 @@ class Suite:
 
     async def _spawn(self, kind: str, name: str, listen: str, *flags: str) -> Service:
         """Starts one service and returns once it listens."""
-        self._plan.logs.mkdir(parents=True, exist_ok=True)
         log = self._plan.logs / f"{name}.log"
         command = [
             sys.executable, "-m", f"services.{kind}", "--listen", listen, "--supervised", "true",

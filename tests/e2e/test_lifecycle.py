@@ -7,13 +7,14 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from engines.simulated import ABSENT, write_simulated_engine
-from tests.support.processes import ServiceProcess
-from tests.support.suite import all_gone, children_of, end, run, start, up
+from tests.support.processes import ROOT, ServiceProcess, environment
+from tests.support.suite import IFAB, all_gone, children_of, end, run, start, up
 from tests.support.waiting import block_until
 
 if TYPE_CHECKING:
@@ -100,6 +101,37 @@ def test_a_directory_that_is_no_engine_is_named(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
     assert "absent" in done.stderr
     assert "ifab engine build" in done.stderr
+
+
+def on_a_small_disk(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs `ifab` where `folder` is a file system of 64 KiB, in a namespace that ends with it."""
+    folder.mkdir()
+    script = 'mount -t tmpfs -o size=64k tmpfs "$1" && shift && exec "$@"'
+    return subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", str(folder), *IFAB, *words],
+        cwd=ROOT, env=environment(), text=True, capture_output=True, timeout=50, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["engine build", "up", "bulk run"])
+def test_a_disk_without_room_is_one_sentence(engine: Path, tmp_path: Path, command: str) -> None:
+    if subprocess.run(["unshare", "--map-root-user", "--mount", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this kernel lets nobody mount a file system of his own")
+    full = tmp_path / "full"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(json.dumps({"prompt": f"Row {n}", "max_tokens": 1}) for n in range(1000)))
+    words, says = {
+        "engine build": ((str(full / "engine"),), f"of disk are free under {full}"),
+        "up": (("--free-ports", "--engine", str(engine), "--logs", str(full)), f"of disk are free under {full}"),
+        "bulk run": (
+            (str(rows), "-o", str(full / "results.jsonl"), "--up", "--engine", str(engine), "--logs", str(tmp_path)),
+            f"{full}/results.jsonl: No space left on device",
+        ),
+    }[command]
+    done = on_a_small_disk(full, *command.split(), *words)
+    assert done.returncode == 1, done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("ifab: ")] == [done.stderr.splitlines()[-1]]
+    assert says in done.stderr
 
 
 def test_a_contract_without_token_budget_stops_the_start(without_budget: Path, tmp_path: Path) -> None:
