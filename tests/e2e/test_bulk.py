@@ -9,8 +9,10 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from engines.simulated import write_simulated_engine
+from services.cli.files.chat import ChatTemplate
 from tests.support.processes import ROOT
 from tests.support.suite import run
 
@@ -116,3 +118,40 @@ def test_a_mining_engine_is_a_contract_like_any_other(tmp_path: Path) -> None:
         assert (payload["dtype"], payload["shape"], payload["layers"]) == ("float16", [written.hidden_size], [-1])
         assert payload["position"] == row["usage"]["prompt_tokens"] - 1
         assert "text" not in row
+
+
+def test_chats_are_answered_by_the_template_that_comes_with_the_model(
+    suite: RunningSuite, engine: Path, tmp_path: Path
+) -> None:
+    model = suite.said["workers"][0]["engine_id"]
+    chats = {
+        "capital": [{"role": "user", "content": "What is the capital of France? Answer with one word."}],
+        "brief": [
+            {"role": "system", "content": "You answer with one word."},
+            {"role": "user", "content": "What is the capital of Italy?"},
+        ],
+    }
+    batch, output = tmp_path / "batch.jsonl", tmp_path / "out.jsonl"
+    lines = [
+        {
+            "custom_id": name,
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": model, "messages": messages, "max_tokens": 24, "temperature": 0},
+        }
+        for name, messages in chats.items()
+    ]
+    batch.write_text("\n".join(map(json.dumps, lines)))
+    to = ("--broker", suite.broker, "--provisioner", suite.provisioner)
+    done = run("bulk", "run", str(batch), "-o", str(output), *to, "--json")
+    assert done.returncode == 0, done.stderr
+    answers = {row["custom_id"]: row["response"]["body"] for row in map(json.loads, output.read_text().splitlines())}
+    texts = {name: body["choices"][0]["message"]["content"] for name, body in answers.items()}
+    assert "Paris" in texts["capital"]
+    assert "Rome" in texts["brief"]
+    assert all("<|im_" not in text for text in texts.values()), "the end of a turn ends the answer"
+    assert {body["choices"][0]["finish_reason"] for body in answers.values()} == {"stop"}
+    template = ChatTemplate(json.loads((engine / "tokenizer_config.json").read_text())["chat_template"], {})
+    tokenizer = Tokenizer.from_file(str(engine / "tokenizer.json"))
+    asked = tokenizer.encode(template.render(chats["brief"]), add_special_tokens=False).ids
+    assert answers["brief"]["usage"]["prompt_tokens"] == len(asked)
