@@ -9,11 +9,18 @@ is what the suite adds since the engine takes none. Then the decision core alone
     broker_cpu_us_per_request  the broker's own processor time (goal: at most 100)
     added_p50_ms, added_p99_ms what a single call takes (goal: p99 at most 2)
     core_us_<n>                processor time of the core alone with n requests in flight
+    core_us_batch_<n>          the same with so many requests to a batch
+    core_us_heads_<n>          the same with so many shared heads in the tree
+    profile                    where the broker's time goes, function by function, under cProfile: shares of one run
+
+The parts are `wire`, `profile`, `latency` and `core`; named on the command line, only these run.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import pstats
 import resource
 import statistics
 import tempfile
@@ -43,13 +50,17 @@ VOCABULARY = 32_000
 REQUESTS, BATCH, RUNS = 20_000, 64, 3
 CALLS = 500
 LIVE = (1_000, 10_000, 100_000, 1_000_000)
+TREES = (1, 300, 10_000, 100_000)
 ENDS = 20_000
+PARTS = ("wire", "profile", "latency", "core")
+PROFILED = 20
+"""Functions of the profile that are shown."""
 
 
 class Suite:
-    """Provisioner, worker and broker as processes."""
+    """Provisioner, worker and broker as processes; the broker under cProfile where a file for it is named."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, profile: Path | None = None) -> None:
         engine = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "engine"
         write_simulated_engine(
             engine,
@@ -72,7 +83,11 @@ class Suite:
             )
         )
         self.broker = stack.enter_context(
-            ServiceProcess("services.broker", {"provisioner": self.provisioner.address, "log_level": "warning"})
+            ServiceProcess(
+                "services.broker",
+                {"provisioner": self.provisioner.address, "log_level": "warning", "drain_grace_s": 1.0},
+                profile=profile,
+            )
         )
 
 
@@ -147,8 +162,8 @@ async def latencies_ms(stub: Any) -> list[float]:
     return sorted(taken)
 
 
-async def over_the_wire(suite: Suite, report: Report) -> None:
-    """Measures what goes through real sockets."""
+async def wire_rates(suite: Suite, report: Report) -> None:
+    """Measures what goes through one stream over real sockets."""
     async with channel(suite.broker.address) as made:
         stub = broker_service_pb2_grpc.BrokerServiceStub(made)
         await ready(stub)
@@ -162,21 +177,74 @@ async def over_the_wire(suite: Suite, report: Report) -> None:
             after = cpu_s(suite.broker), cpu_s(suite.worker), time.process_time()
             for name, start, end in zip(shares, before, after, strict=True):
                 shares[name].append((end - start) / REQUESTS * 1e6)
-        runs = [await latencies_ms(stub) for _ in range(RUNS)]
     report.figure("requests_per_s", rates, unit="1/s", goal=">= 10,000, floor 4,000")
     report.figure("broker_cpu_us_per_request", shares["broker"], unit="us", goal="<= 100")
     report.figure("worker_cpu_us_per_request", shares["worker"], unit="us")
     report.figure("client_cpu_us_per_request", shares["client"], unit="us")
+
+
+async def call_latencies(suite: Suite, report: Report) -> None:
+    """Measures single calls, one after the other."""
+    async with channel(suite.broker.address) as made:
+        stub = broker_service_pb2_grpc.BrokerServiceStub(made)
+        await ready(stub)
+        runs = [await latencies_ms(stub) for _ in range(RUNS + 1)][1:]
     report.figure("added_p50_ms", [statistics.median(run) for run in runs], unit="ms")
     report.figure("added_p99_ms", [run[int(CALLS * 0.99)] for run in runs], unit="ms", goal="<= 2")
 
 
-def core_us(live: int, batch: int) -> float:
-    """Processor time of the core for one request, with so many in flight and so many to a batch."""
+async def one_run(suite: Suite) -> None:
+    """One run through the stream, for the profile."""
+    async with channel(suite.broker.address) as made:
+        stub = broker_service_pb2_grpc.BrokerServiceStub(made)
+        await ready(stub)
+        await exchange(stub, messages(0))
+
+
+def profile(report: Report) -> None:
+    """Where the broker's time goes. cProfile about doubles it and makes small functions look larger than they are."""
+    with ExitStack() as stack:
+        written = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "broker.profile"
+        suite = Suite(stack, written)
+        asyncio.run(one_run(suite))
+        suite.broker.stop()
+        stats: Any = pstats.Stats(str(written))
+    rows = [
+        (own, calls, f"{_short_path(path)}:{name}" if line else name)
+        for (path, line, name), (_, calls, own, _, _) in stats.stats.items()
+        if "select.epoll" not in name  # waiting
+    ]
+    whole = sum(own for own, _, _ in rows)
+    rows.sort(reverse=True)
+    print(
+        f"\nprofile of the broker: {whole / REQUESTS * 1e6:.0f} us a request under cProfile, own time of each function"
+    )
+    for own, calls, name in rows[:PROFILED]:
+        print(f"  {own / whole:>6.1%} {calls / REQUESTS:>8.2f} calls a request  {name}")
+    report.fact(
+        "profile",
+        [
+            {"function": name, "share": round(own / whole, 4), "calls_per_request": round(calls / REQUESTS, 3)}
+            for own, calls, name in rows[:PROFILED]
+        ],
+    )
+
+
+def _short_path(path: str) -> str:
+    """The part of a file's path that says what it is."""
+    parts = Path(path).parts
+    for top in ("site-packages", "services", "build"):
+        if top in parts:
+            return "/".join(parts[parts.index(top) + (top == "site-packages") :])
+    return "/".join(parts[-2:])
+
+
+def core_us(live: int, batch: int, heads: int = 300) -> float:
+    """Processor time of the core for one request, with so many in flight, to a batch, and shared heads in the tree."""
     load = Load(
         vocabulary=VOCABULARY,
         block_tokens=64,
-        heads=300,
+        heads=heads,
         head_tokens=HEAD_TOKENS,
         prompt_tokens=PROMPT_TOKENS,
         max_tokens=MAX_TOKENS,
@@ -197,16 +265,34 @@ def core_us(live: int, batch: int) -> float:
     return spent / load.ended * 1e6
 
 
-def main() -> None:
-    """Measures all parts."""
-    report = Report("throughput")
-    with ExitStack() as stack:
-        asyncio.run(over_the_wire(Suite(stack), report))
+def core(report: Report) -> None:
+    """The decision core alone, with more and more that waits."""
     for live in LIVE:
         report.figure(f"core_us_{live}", [core_us(live, 64)], unit="us", goal="does not grow")
+    for heads in TREES:
+        report.figure(f"core_us_heads_{heads}", [core_us(200_000, 64, heads)], unit="us", goal="does not grow")
     for batch in (1, 8, 256):
         report.figure(f"core_us_batch_{batch}", [core_us(10_000, batch)], unit="us")
     report.fact("peak_rss_mb", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+
+
+def main() -> None:
+    """Measures all parts, or those that are named."""
+    parser = argparse.ArgumentParser(prog="benchmarks.throughput")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure; everything where absent")
+    parts = parser.parse_args().parts or PARTS
+    report = Report("throughput")
+    if "wire" in parts or "latency" in parts:
+        with ExitStack() as stack:
+            suite = Suite(stack)
+            if "wire" in parts:
+                asyncio.run(wire_rates(suite, report))
+            if "latency" in parts:
+                asyncio.run(call_latencies(suite, report))
+    if "profile" in parts:
+        profile(report)
+    if "core" in parts:
+        core(report)
     report.print()
 
 

@@ -13,6 +13,9 @@ used longest ago.
 `fabric_unled` is `fabric` with siblings sent at once and left to the engine's own scheduler, which holds a follower
 back while its head is being computed; on cards of `fabric_plain` and `fabric_unled_plain` it does not. Together they
 say what leader-first is worth.
+
+Two plots go into `docs/plots`: computed tokens against the size of the pool, and what four workers do over time; on the
+synthetic trace where it is there, else on the generated prompts.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.frame import Report
-from benchmarks.virtual import bounds, fleet
+from benchmarks.frame import ROOT, Report
+from benchmarks.virtual import bounds, fleet, plots
 from benchmarks.virtual.engine import Card
 from benchmarks.virtual.policies import POLICIES, Fabric
 from benchmarks.virtual.workloads import Workload, mooncake, shared_heads
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
     Maker = Callable[[Workload, Sequence[Card]], Policy]
 
 WORKERS = (1, 4, 16)
+PLOTS = ROOT / "docs" / "plots"
+POOLS = (250, 500, 1000, 2000, 4000)
+PLOTTED = ("fabric", "cache_aware_fifo", "session_affinity", "arrival_lru")
 _UNLED = CoreSettings(lead_limit_s=0.0)
 
 
@@ -86,6 +92,37 @@ def row(workload: Workload, workers: int, name: str, maker: Maker, holds: bool) 
     }
 
 
+def draw(workload: Workload) -> list[str]:
+    """Draws the two plots of one job; returns where they lie."""
+    PLOTS.mkdir(exist_ok=True)
+    bound = workload.bound_tokens()
+    series: dict[str, list[tuple[float, float]]] = {name: [] for name in PLOTTED}
+    for pool in POOLS:
+        cards = [replace(Card(), pool_blocks=pool)]
+        for name, points in series.items():
+            points.append((pool, fleet.run(POLICIES[name](workload, cards), cards).computed_tokens / bound))
+    most = max(value for points in series.values() for _, value in points)
+    marks = [1 + step * 0.5 for step in range(int((most - 1) / 0.5) + 2)]
+    by_pool = plots.lines(
+        f"Prompt tokens computed, one worker, trace '{workload.name}'",
+        series,
+        plots.Axis(POOLS[0], POOLS[-1], POOLS, "blocks of 512 tokens in the pool", logarithmic=True),
+        plots.Axis(marks[0], marks[-1], marks, "computed over the least possible"),
+    )
+    cards = [Card()] * 4
+    runs: dict[str, list[fleet.Stretch]] = {}
+    for name in ("fabric", "arrival_lru"):
+        stretches: list[fleet.Stretch] = []
+        fleet.run(POLICIES[name](workload, cards), cards, stretches=stretches)
+        runs[name] = stretches
+    over_time = plots.timeline(f"Four workers over time, trace '{workload.name}'", runs, len(cards))
+    written = []
+    for name, text in (("computed-by-pool.svg", by_pool), ("workers-over-time.svg", over_time)):
+        (PLOTS / name).write_text(text)
+        written.append(str((PLOTS / name).relative_to(ROOT)))
+    return written
+
+
 def main() -> None:
     """Runs all cells; prints a line for each, and the report."""
     folder = Path(os.environ["TRACES"]) if os.environ.get("TRACES") else None
@@ -94,7 +131,8 @@ def main() -> None:
     report = Report("traces")
     rows: list[dict[str, Any]] = []
     print(f"{'trace':<16}{'workers':>8}  {'policy':<20}{'computed/bound':>15}{'makespan/bound':>15}{'idle':>8}")
-    for workload in workloads(folder):
+    made_of = workloads(folder)
+    for workload in made_of:
         saving = 1 - workload.bound_tokens() / workload.logical_tokens()
         print(f"{workload.name}: {len(workload.rows):,} requests, {saving:.1%} of the prompt tokens are shared")
         for workers in WORKERS:
@@ -116,6 +154,8 @@ def main() -> None:
             f"makespan_over_bound_{workers}", [made["makespan_over_bound"] for made in mine], unit="", goal="<= 1.1"
         )
     report.fact("rows", rows)
+    plotted = next((made for made in made_of if made.name == "synthetic"), made_of[0])
+    report.fact("plots", draw(plotted))
     report.print()
 
 

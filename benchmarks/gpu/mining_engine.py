@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 
 from engines.graph.tensorrt_lowering import ProfileRange, build_plan
-from engines.mining.network import Fp8Scales, ModelShape, build_network
+from engines.mining.network import Fp8Scales, build_network
+from engines.model_config import ModelShape
 
 if TYPE_CHECKING:
     from engines.graph.ir import Graph

@@ -28,8 +28,9 @@ import numpy as np
 from benchmarks.gpu.mining_engine import ROW_TOKENS, RandomWeights, Runner, make_feeds, timed, torch_reference
 from engines.graph.tensorrt_lowering import ProfileRange, build_plan
 from engines.mining.directory import MiningEngine, write_directory
-from engines.mining.network import Fp8Scales, ModelShape, build_network
+from engines.mining.network import Fp8Scales, build_network
 from engines.mining.packing import pack
+from engines.model_config import ModelShape
 from engines.simulated import write_simulated_engine
 from ifabric.broker.v1 import broker_service_pb2 as pb
 from ifabric.broker.v1 import broker_service_pb2_grpc as pb_grpc

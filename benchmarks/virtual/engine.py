@@ -106,6 +106,11 @@ class VirtualEngine:
         self._chunks: list[tuple[Job, int]] = []
 
     @property
+    def begun_us(self) -> float:
+        """When the steps under way began."""
+        return self._since
+
+    @property
     def in_flight(self) -> int:
         """Requests here."""
         return self._active + len(self.queue)

@@ -46,8 +46,19 @@ class Outcome:
     """Times that a request lost what it had for want of room."""
 
 
-def run(policy: Policy, cards: Sequence[Card]) -> Outcome:
-    """Runs a policy until everything has ended."""
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Steps that one worker took without a pause."""
+
+    worker: int
+    begin_us: float
+    end_us: float
+    prompt_tokens: int
+    """Prompt tokens computed in them."""
+
+
+def run(policy: Policy, cards: Sequence[Card], *, stretches: list[Stretch] | None = None) -> Outcome:
+    """Runs a policy until everything has ended; what each worker did when goes into `stretches`, if wanted."""
     engines = [VirtualEngine(card) for card in cards]
     due: list[float | None] = [None] * len(cards)
     """When the steps under way at each engine end."""
@@ -85,7 +96,10 @@ def run(policy: Policy, cards: Sequence[Card]) -> Outcome:
         elif kind == "steps":
             if due[worker] != now:
                 continue  # cut short before
+            before, begun = engines[worker].computed_tokens, engines[worker].begun_us
             result = engines[worker].finish(now)
+            if stretches is not None:
+                stretches.append(Stretch(worker, begun, now, engines[worker].computed_tokens - before))
             if result.computed or result.ended:
                 push(now + LATENCY_US, "news", worker, result)
             begin(worker)

@@ -46,7 +46,8 @@ class ServiceProcess:
         with ServiceProcess("services.provisioner", {"listen": "127.0.0.1:0"}) as provisioner:
             address = provisioner.address
 
-    Leaving the block ends the process, by SIGKILL if need be. What it wrote is shown when the block fails.
+    Leaving the block ends the process, by SIGKILL if need be. What it wrote is shown when the block fails. With
+    `profile` it runs under cProfile, which writes that file when the process is stopped in order.
     """
 
     def __init__(
@@ -56,11 +57,16 @@ class ServiceProcess:
         *,
         env: Mapping[str, str] | None = None,
         start_within_s: float = 30.0,
+        profile: Path | None = None,
     ) -> None:
         self._errors: list[str] = []
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *flags(settings or {})],
+            [
+                sys.executable,
+                *(["-m", "cProfile", "-o", str(profile)] if profile is not None else []),
+                *("-m", module, *flags(settings or {})),
+            ],
             cwd=ROOT,
             env=environment(env),
             text=True,
