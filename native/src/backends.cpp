@@ -12,6 +12,9 @@ extern const BackendEntry llama_backend;
 #if IFAB_WITH_TENSORRT
 extern const BackendEntry tensorrt_backend;
 #endif
+#if IFAB_WITH_EXECUTOR
+extern const BackendEntry executor_backend;
+#endif
 
 std::span<const BackendEntry> backends() {
   static const BackendEntry table[] = {
@@ -21,6 +24,9 @@ std::span<const BackendEntry> backends() {
 #endif
 #if IFAB_WITH_TENSORRT
       tensorrt_backend,
+#endif
+#if IFAB_WITH_EXECUTOR
+      executor_backend,
 #endif
   };
   return table;
