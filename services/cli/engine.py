@@ -12,6 +12,7 @@ import typer
 
 from engines import inspect
 from services.cli import options
+from services.cli.judging.audit import audit
 from services.cli.running import CommandError, run_plain, write_columns, write_json
 from services.common.contract import all_findings, engine_digest, read, to_json
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
     from services.common.contract import Finding
 
-app = typer.Typer(no_args_is_help=True, help="Look at engine directories, and build one.")
+app = typer.Typer(no_args_is_help=True, help="Look at engine directories, build them and judge them.")
+app.command("audit")(audit)
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The engine directory.")]
 
