@@ -67,6 +67,8 @@ def report_document(job_id: str, outcome: JobOutcome) -> dict[str, Any]:
         "prompt_tokens_per_s": round(report.prompt_tokens_logical / outcome.wall_s, 1) if outcome.wall_s else 0.0,
         "reattempts": report.reattempts,
         "prompt_tokens_cut": _known(report, "prompt_tokens_cut"),
+        "head_prefills": _known(report, "head_prefills"),
+        "heads_held": _known(report, "heads_held"),
         "waiting_s": _seconds(report, "waiting_ms"),
         "running_s": _seconds(report, "running_ms"),
         "rows_refused_unsent": outcome.rows - sent,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from services.broker.core.settings import CoreSettings
-from tests.broker_core.made import Bench, ids_of, work
+from tests.broker_core.made import Bench, Caches, ids_of, work
 
 HEAD = list(range(8))
 
@@ -92,3 +92,40 @@ def test_head_ends_tell_where_siblings_part() -> None:
     (second,) = bench.give()
     ends = {attempt.entry.work.key[1]: attempt.entry.flow.head_ends(attempt.entry) for attempt in (first, second)}
     assert ends == {"short": [8], second.entry.work.key[1]: [8, 12]}
+
+
+def _report(bench: Bench) -> tuple[int, int]:
+    account = bench.decision.end_job("j")
+    assert account is not None
+    report = account.report()
+    return report.head_prefills, report.heads_held
+
+
+def test_each_head_is_computed_once_at_each_worker_that_came_to_hold_it() -> None:
+    bench = Bench()
+    for at in range(3):
+        bench.worker(f"w{at}", sequences=8, tokens=100_000)
+    prompts = {
+        f"g{group}-{at}": [*[group * 50 + step for step in range(8)], *([900 + group] * 4 * (at % 2)), 200 + at, 1]
+        for group in range(6)
+        for at in range(20)
+    }
+    bench.submit(*(work(prompt, request_id=name, max_tokens=8) for name, prompt in prompts.items()))
+    Caches().run(bench, prompts)
+    prefills, held = _report(bench)
+    assert prefills == held >= 12, "six heads, and one within each"
+
+
+def test_a_head_whose_leader_was_lost_counts_twice() -> None:
+    bench = Bench()
+    worker = bench.worker("w")
+    bench.submit(*(work([*HEAD, 100 + n, 1, 2, 3]) for n in range(3)))
+    (leader,) = bench.give()
+    bench.decision.cancel([leader.entry.work.key])
+    bench.finish(leader, reason=3)
+    (second,) = bench.give()
+    bench.computed(second)
+    for attempt in [second, *bench.give()]:
+        bench.finish(attempt, cached=8)
+    assert worker.outstanding == {}
+    assert _report(bench) == (2, 1)

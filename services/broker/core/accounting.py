@@ -130,6 +130,10 @@ class JobAccount:
     reattempts: int = 0
     cut_tokens: int = 0
     """Tokens of heads that were computed again at a second worker because a group was cut."""
+    head_prefills: int = 0
+    """Times that a shared head was computed at a worker."""
+    heads_held: int = 0
+    """Pairs of head and worker in that."""
     waiting_s: float = 0.0
     """Sum over requests of the time from acceptance to the first dispatch, or to the end where there was none."""
     running_s: float = 0.0
@@ -199,6 +203,8 @@ class JobAccount:
             generated_tokens=self.generated_tokens,
             reattempts=self.reattempts,
             prompt_tokens_cut=self.cut_tokens,
+            head_prefills=self.head_prefills,
+            heads_held=self.heads_held,
             waiting_ms=round(1000 * self.waiting_s),
             running_ms=round(1000 * self.running_s),
             shares=[self._share(node_id, share) for node_id, share in sorted(self.shares.items())],

@@ -163,6 +163,9 @@ class Flow:
         node: Node | None = head.node
         while node is not None and node.depth > cached_tokens:
             on_path.add(node)
+            here = node.heads.get(worker.id)
+            if here is not None:
+                self.owners.tally.computes(here)
             lost, node = node, node.parent
         for beside in head.run.heads:
             if beside.state is HeadState.HELD and beside.node not in on_path and _is_below(beside.node, lost):

@@ -43,7 +43,7 @@ class Claim(NamedTuple):
 class Head:
     """One node at one worker that owns it."""
 
-    __slots__ = ("claim", "gone", "leader", "node", "parked", "queued", "run", "state", "users")
+    __slots__ = ("claim", "counted", "gone", "leader", "node", "parked", "queued", "run", "state", "users")
 
     def __init__(self, node: Node, run: Run, claim: Claim, state: HeadState) -> None:
         self.node = node
@@ -58,6 +58,8 @@ class Head:
         """Heads below that wait for this one to be HELD."""
         self.users = 0
         """Attempts that run directly below, and heads below that have users."""
+        self.counted = False
+        """Whether somebody was sent to compute it here, so that another time would be the second."""
         self.gone = False
         """Whether the node or the worker went away."""
 
@@ -84,6 +86,7 @@ class Head:
         head: Head | None = self
         while head is not None and head.state is HeadState.BARE:
             head.state, head.leader = HeadState.LEADING, leader
+            head.run.tally.computes(head)
             leader.leads.append(head)
             head = head.above()
 
@@ -138,6 +141,24 @@ class Head:
         return tokens
 
 
+class Tally:
+    """How often the heads of a flow were computed."""
+
+    __slots__ = ("held", "prefills")
+
+    def __init__(self) -> None:
+        self.prefills = 0
+        """Times that a head was computed at a worker."""
+        self.held = 0
+        """Pairs of head and worker."""
+
+    def computes(self, head: Head) -> None:
+        """Somebody computes a head."""
+        self.prefills += 1
+        self.held += not head.counted
+        head.counted = True
+
+
 Queue = list[tuple[int, int, int, Head]]
 """Heads to take from, a heap: oldest claim first, deepest first."""
 
@@ -145,10 +166,12 @@ Queue = list[tuple[int, int, int, Head]]
 class Run:
     """What one worker has of one flow: its heads, and which of them can be taken from."""
 
-    __slots__ = ("at", "followers", "handed", "heads", "leaders", "root_turn", "searched", "worker")
+    __slots__ = ("at", "followers", "handed", "heads", "leaders", "root_turn", "searched", "tally", "worker")
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, tally: Tally) -> None:
         self.worker = worker
+        self.tally = tally
+        """Of the whole flow."""
         self.heads: dict[Head, None] = {}
         """Its heads, in the order in which it came to own them, so that the same events bring the same decisions."""
         self.followers: Queue = []

@@ -16,7 +16,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from services.broker.core.entry import Entry, Hint, State
-from services.broker.core.heads import Claim, Head, HeadState, Run
+from services.broker.core.heads import Claim, Head, HeadState, Run, Tally
 from services.broker.core.tree import Node, WaitingTree, prefix
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class Ownership:
         """The workers that take part, by id."""
         self.cut_tokens = 0
         """Tokens of heads that a second worker had to compute."""
+        self.tally = Tally()
         self._interactive = interactive
         self._rules = rules
         self._find = find
@@ -88,7 +89,7 @@ class Ownership:
 
     def add_worker(self, worker: Worker) -> None:
         """Lets a worker take part."""
-        self.runs[worker.id] = Run(worker)
+        self.runs[worker.id] = Run(worker, self.tally)
         self.changed()
 
     def remove_worker(self, worker_id: str) -> None:
@@ -218,6 +219,8 @@ class Ownership:
             head.run.worker.plan.heads -= upper.edge_tokens
             twin = head.run.add(Head(upper, head.run, head.claim, head.state))
             twin.users = 1 if head.users else 0
+            if head.counted:
+                self.tally.computes(twin)
             if head.leader is not None:
                 twin.leader = head.leader
                 head.leader.leads.append(twin)
@@ -244,6 +247,8 @@ class Ownership:
         claim = over.claim if over is not None else run.worker.next_claim(self._now)
         head = run.add(Head(node, run, claim, state))
         head.users = 1
+        if state is not HeadState.BARE:
+            self.tally.computes(head)
         if state is HeadState.LEADING:
             head.leader = attempt
             attempt.leads.append(head)

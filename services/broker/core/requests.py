@@ -231,7 +231,9 @@ class Requests:
         self.counters.cut_tokens += flow.owners.cut_tokens
         if account is not None:
             account.cut_tokens += flow.owners.cut_tokens
-        flow.owners.cut_tokens = 0
+            account.head_prefills += flow.owners.tally.prefills
+            account.heads_held += flow.owners.tally.held
+        flow.owners.cut_tokens = flow.owners.tally.prefills = flow.owners.tally.held = 0
         if not flow.entries:
             self._scheduler.release(flow)
 
