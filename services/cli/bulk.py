@@ -15,6 +15,7 @@ import orjson
 import typer
 
 from services.cli import options, progress
+from services.cli.connection import channel, in_the_clear
 from services.cli.files.formats import Format, rows_of
 from services.cli.files.opening import look
 from services.cli.job import JobOutcome, run_job
@@ -27,7 +28,6 @@ from services.cli.ready import serving_engines
 from services.cli.results import report_document
 from services.cli.running import CommandError, run, sentence, write_columns, write_json
 from services.cli.suite import Plan, Suite
-from services.common.rpc import channel
 
 app = typer.Typer(no_args_is_help=True, help="Run jobs of many rows.")
 verbs.add_to(app)
@@ -103,6 +103,7 @@ async def _run(command: _Command, as_json: bool) -> None:
             if command.suite is not None:
                 suite = await stack.enter_async_context(Suite(command.suite))
                 await serving_engines(suite, limit_s=command.suite.start_limit_s)
+                stack.enter_context(in_the_clear())
                 broker, provisioner = suite.broker.address, suite.provisioner.address
             to_broker = await stack.enter_async_context(channel(broker))
             jobs = Jobs(to_broker, command.wishes.tenant)

@@ -10,10 +10,11 @@ import typer
 
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from services.cli import options
+from services.cli.connection import channel
 from services.cli.results import finish_reason, finished_row
 from services.cli.running import run, write_json
 from services.common.errors import DeadlineExceededError
-from services.common.rpc import channel, translated
+from services.common.rpc import translated
 
 _INT32_MAX = 2**31 - 1
 """The broker judges numbers; what its fields cannot even carry is refused here."""

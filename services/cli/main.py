@@ -5,25 +5,27 @@ from __future__ import annotations
 
 import typer
 
-from services.cli import bulk, engine
+from services.cli import bulk, connection, engine
 from services.cli.generate import generate
+from services.cli.key import key
 from services.cli.mine.command import mine
 from services.cli.nodes import nodes
 from services.cli.up import up
 
 app = typer.Typer(
     name="ifab",
-    help="Inference Fabric: send bulk and online LLM work to nodes with LLM engines.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.callback()(connection.configure)
 app.command("up")(up)
 app.command("generate")(generate)
 app.add_typer(bulk.app, name="bulk")
 app.command("mine")(mine)
 app.command("nodes")(nodes)
+app.command("key")(key)
 app.add_typer(engine.app, name="engine")
 
 

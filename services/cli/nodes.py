@@ -10,8 +10,10 @@ from google.protobuf.json_format import MessageToDict
 
 from ifabric.provisioner.v1 import provisioner_service_pb2, provisioner_service_pb2_grpc
 from services.cli import options
+from services.cli.connection import channel
 from services.cli.running import run, write_columns, write_json
-from services.common.rpc import channel, translated
+from services.common.rpc import translated
+from services.common.security.needs import PROVISIONER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +30,7 @@ def nodes(provisioner: options.Provisioner = options.PROVISIONER_ADDRESS, as_jso
 
 
 async def _list(provisioner: str, as_json: bool) -> None:
-    async with channel(provisioner) as to_provisioner:
+    async with channel(provisioner, role=PROVISIONER) as to_provisioner:
         stub = provisioner_service_pb2_grpc.ProvisionerServiceStub(to_provisioner)
         with translated():
             reply = await stub.ListNodes(provisioner_service_pb2.ListNodesRequest(), timeout=_CALL_S)

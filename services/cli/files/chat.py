@@ -23,9 +23,11 @@ from tokenizers import Tokenizer
 
 from ifabric.provisioner.v1 import provisioner_service_pb2, provisioner_service_pb2_grpc
 from ifabric.worker.v1 import worker_service_pb2, worker_service_pb2_grpc
+from services.cli.connection import channel
 from services.cli.files.openai import messages_of
 from services.cli.running import CommandError
-from services.common.rpc import channel, translated
+from services.common.rpc import translated
+from services.common.security.needs import PROVISIONER, WORKER
 
 if TYPE_CHECKING:
     from ifabric.engine.v1 import contract_pb2, node_pb2
@@ -133,7 +135,7 @@ async def fetch_chat_engine(provisioner: str, engine_id: str) -> ChatEngine:
     found = [path for path in (TOKENIZER_CONFIG, TEMPLATE_FILE) if path in paths]
     if not found:
         raise _none(contract.engine_id, f"neither {TOKENIZER_CONFIG} nor {TEMPLATE_FILE} is among its files")
-    async with channel(node.address) as to_worker:
+    async with channel(node.address, role=WORKER) as to_worker:
         stub = worker_service_pb2_grpc.WorkerServiceStub(to_worker)
         files = {path: await _fetch(stub, node, paths[path]) for path in (*found, contract.tokenizer.file)}
     config = json.loads(files.get(TOKENIZER_CONFIG, b"{}"))
@@ -152,7 +154,7 @@ async def fetch_chat_engine(provisioner: str, engine_id: str) -> ChatEngine:
 
 
 async def _node(provisioner: str, engine_id: str) -> node_pb2.NodeDescription:
-    async with channel(provisioner) as to_provisioner:
+    async with channel(provisioner, role=PROVISIONER) as to_provisioner:
         stub = provisioner_service_pb2_grpc.ProvisionerServiceStub(to_provisioner)
         with translated():
             reply = await stub.ListNodes(provisioner_service_pb2.ListNodesRequest(), timeout=_CALL_S)

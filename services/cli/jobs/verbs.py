@@ -12,6 +12,7 @@ import typer
 
 from ifabric.broker.v1 import job_service_pb2 as pb
 from services.cli import options, progress
+from services.cli.connection import channel
 from services.cli.files.formats import Format, Layout, layout
 from services.cli.files.opening import look
 from services.cli.jobs import whole
@@ -21,7 +22,6 @@ from services.cli.jobs.document import COLUMNS, job_columns, job_document, job_r
 from services.cli.jobs.output import Output, errors_beside
 from services.cli.jobs.spec import Wishes
 from services.cli.running import run, write_columns, write_json
-from services.common.rpc import channel
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="Rows: JSON lines, an OpenAI batch file, CSV, Parquet.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="Format of FILE; `auto` looks at what it holds.")]

@@ -14,6 +14,7 @@ import typer
 
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from services.cli import options, progress
+from services.cli.connection import channel
 from services.cli.files.formats import Format, layout
 from services.cli.files.opening import look, survey
 from services.cli.jobs import verbs
@@ -21,7 +22,7 @@ from services.cli.mine.mining import ERRORS_FILE, Mine, shard_rows_for, summary
 from services.cli.mine.mining import mine as mine_rows
 from services.cli.mine.shards import Form
 from services.cli.running import CommandError, run, write_columns, write_json
-from services.common.rpc import channel, translated
+from services.common.rpc import translated
 
 _CALL_S = 5.0
 

@@ -6,32 +6,35 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.message import Message
+
 from services.common import reasons
 from services.common.errors import PermissionDeniedError
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
-    from google.protobuf.message import Message
 
     from services.common.security.caller import Caller
 
 _FIELD = "tenant"
 
 
-def impose(message: Message, caller: Caller, *, first: bool = True) -> None:
+def impose(message: object, caller: Caller, *, first: bool = True) -> None:
     """Fills the caller's tenant in wherever a message leaves it out.
 
     Looks at the message's own `tenant` and at those of the messages right inside it (a call's request, a stream's
     requests, a job's spec). Rows of a job carry none: the job's counts.
 
     Args:
-        message: A request message; changed in place.
+        message: A request message; changed in place. What is no protobuf message carries no tenant.
         caller: Who sent it.
         first: Whether it is the first of its call. A stream names its tenant once.
 
     Raises:
         PermissionDeniedError: it names another tenant than the caller's, who may not.
     """
+    if not isinstance(message, Message):
+        return
     own, single, many = _places(message.DESCRIPTOR)
     if own and first:
         _settle(message, caller)
@@ -43,8 +46,10 @@ def impose(message: Message, caller: Caller, *, first: bool = True) -> None:
             _settle(inner, caller)
 
 
-def request_count(message: Message) -> int:
+def request_count(message: object) -> int:
     """Returns how many requests a message brings: its `requests` or `rows`, or 1 where it holds a single one."""
+    if not isinstance(message, Message):
+        return 0
     descriptor = message.DESCRIPTOR
     for name in ("requests", "rows"):
         field = descriptor.fields_by_name.get(name)

@@ -285,6 +285,7 @@ JOURNAL_FULL = Metric(
 )
 
 # Spans
+SPAN_COMMAND = "ifabric.cli.command"
 SPAN_QUEUE_WAIT = "ifabric.broker.queue.wait"
 SPAN_DISPATCH = "ifabric.broker.dispatch"
 SPAN_PREFILL = "ifabric.worker.prefill"
