@@ -17,6 +17,7 @@ from services.common.security import Credentials
 from services.common.security import certificates as module
 from services.common.telemetry import Telemetry
 from tests.common.behaviour import Behaviour, call, register
+from tests.security.clock import Clock
 from tests.support.authority import Authority
 from tests.support.logged import captured_logs
 from tests.support.servers import LoopbackSettings
@@ -27,16 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WORKER_SERVICE = "ifabric.worker.v1.WorkerService"
-
-
-class Clock:
-    """Time that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @contextlib.asynccontextmanager
