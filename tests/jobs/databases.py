@@ -9,10 +9,14 @@ import shutil
 import subprocess
 import tempfile
 import uuid
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _PROGRAMS = Path("/usr/lib/postgresql")
 _USERS = ("postgres", "nobody")
@@ -61,6 +65,30 @@ class PostgresServer:
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
         return self.url(name)
+
+    @contextmanager
+    def small_disk(self, size_mb: int) -> Iterator[tuple[str, Path]]:
+        """Gives the URL of a database on a disk of its own, and the folder where that disk is.
+
+        Raises:
+            OSError: the system lets nobody mount one.
+        """
+        folder = self.folder / f"disk-{uuid.uuid4().hex[:8]}"
+        folder.mkdir()
+        owner = f",uid={self._user.pw_uid},gid={self._user.pw_gid}" if self._user is not None else ""
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m,mode=700{owner}", "none", str(folder)]
+        if subprocess.run(mount, capture_output=True, timeout=20, check=False).returncode:
+            raise OSError("mounting takes the right to")
+        name = folder.name.replace("-", "")
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            try:
+                connection.execute(f"CREATE TABLESPACE {name} LOCATION '{folder}'")
+                connection.execute(f"CREATE DATABASE {name} TABLESPACE {name}")
+                yield self.url(name), folder
+            finally:
+                connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+                connection.execute(f"DROP TABLESPACE IF EXISTS {name}")
+                subprocess.run(["umount", str(folder)], timeout=20, check=True)
 
     def url(self, name: str) -> str:
         """URL of a database."""

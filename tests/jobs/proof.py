@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ifabric.broker.v1 import broker_service_pb2 as broker_pb2
 from ifabric.broker.v1 import job_service_pb2 as wire
 from tests.jobs.client import ENDED, JobClient, row
-from tests.jobs.running import Fabric
+from tests.jobs.running import ENGINE, Fabric
 from tests.support.waiting import block_until
 
 if TYPE_CHECKING:
@@ -43,6 +43,22 @@ def work(count: int) -> list[wire.JobRow]:
         )
         for number in range(count)
     ]
+
+
+def least(prompts: Sequence[Sequence[int]], block_tokens: int) -> int:
+    """The fewest tokens that a cache without limit computes, by going through the prompts one after the other."""
+    held: set[tuple[int, ...]] = set()
+    ends: set[tuple[int, ...]] = set()
+    tokens = 0
+    for prompt in prompts:
+        whole = len(prompt) // block_tokens * block_tokens
+        heads = {tuple(prompt[:end]) for end in range(block_tokens, whole + 1, block_tokens)}
+        tokens += block_tokens * len(heads - held) + len(prompt) - whole
+        if whole == len(prompt):
+            tokens += tuple(prompt) in ends
+            ends.add(tuple(prompt))
+        held |= heads
+    return tokens
 
 
 def lines(results: Sequence[wire.RowResult]) -> bytes:
@@ -134,3 +150,5 @@ def check_whole(job: JobClient, rows: Sequence[wire.JobRow]) -> None:
     assert len({result.finished.engine_digest for result in results}) == 1
     end = job.get()
     assert (end.finished_rows, end.failed_rows) == (len(rows), 0)
+    prompts = [list(sent.request.prompt.text.encode()) for sent in rows]
+    assert end.report.prompt_tokens_bound == least(prompts, ENGINE["kv_block_tokens"])

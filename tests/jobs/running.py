@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ENGINE: dict[str, Any] = {
     "time_mode": "real", "step_us": 100, "prompt_token_ns": 0, "generated_token_ns": 0, "slots": 64,
-    "step_token_budget": 2048, "kv_pool_blocks": 8192,
+    "step_token_budget": 2048, "kv_pool_blocks": 8192, "kv_block_tokens": 16,
 }  # fmt: skip
 """An engine that is quick: a step takes a tenth of a millisecond."""
 START_WITHIN_S = 120.0
@@ -63,7 +63,8 @@ class Fabric:
         workers: How many workers.
         engine: Fields of the simulated engine that differ from `ENGINE`.
         broker: Settings of brokers that differ.
-        worker_env: Environment of the workers.
+        worker_env: What the environment of the workers has besides.
+        broker_env: The same of brokers.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Fabric:
         engine: dict[str, Any] | None = None,
         broker: dict[str, Any] | None = None,
         worker_env: dict[str, str] | None = None,
+        broker_env: dict[str, str] | None = None,
     ) -> None:
         self.folder = folder
         self.journal = journal or str(folder / "journal.db")
@@ -98,6 +100,7 @@ class Fabric:
                     "provisioner": address, "journal": self.journal, "broker_id": f"broker-{number}",
                     "payload_dir": str(folder / "payloads"), **(broker or {}),
                 },
+                broker_env,
             )
             for number in range(brokers)
         ]  # fmt: skip

@@ -210,7 +210,8 @@ async def test_a_cancelled_job_keeps_what_it_has_and_takes_nothing_more(journal:
 
 
 async def test_pause_priority_deadline_and_pin(journal: Journal) -> None:
-    first, second = await sealed(journal, 1, "first"), await sealed(journal, 1, "second")
+    first = await sealed(journal, 1, "first")
+    await sealed(journal, 1, "second")
     assert [job.job_id for job in await journal.live_jobs(10)] == ["first", "second"]
     await journal.update(TENANT, "second", priority=5, deadline=12.0)
     assert [job.job_id for job in await journal.live_jobs(10)] == ["second", "first"]
@@ -221,8 +222,6 @@ async def test_pause_priority_deadline_and_pin(journal: Journal) -> None:
     assert (await journal.set_paused(TENANT, "first", paused=False)).state is State.RUNNING
     assert await journal.pin(first.number, "one") == "one"
     assert await journal.pin(first.number, "two") == "one"
-    await journal.set_bound(second.number, 77)
-    assert (await journal.job(TENANT, "second")).bound_tokens == 77
 
 
 async def test_lists_go_from_new_to_old_a_page_at_a_time(journal: Journal) -> None:

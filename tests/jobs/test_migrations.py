@@ -59,7 +59,9 @@ async def test_from_each_old_version(where: str, connection: Any, version: int) 
         await journal.renew("a", 30.0)
         assert await work_off(journal, "a", 1) == [1]
         job = await journal.job(TENANT, "job")
-        assert (job.state, job.finished, job.bound_tokens) == (State.COMPLETED, 2, 0)
+        assert (job.state, job.finished) == (State.COMPLETED, 2)
+        # What a job that runs has given out already, versions before the third did not keep.
+        assert job.bound_tokens == (-1 if version < 3 else 0)
         bodies = [result.body for result in await journal.results(1, 0, count=5, bytes_max=100)]
         assert bodies == [b"old result", b"result-1"]
     finally:

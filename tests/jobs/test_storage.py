@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 import grpc
@@ -87,6 +88,47 @@ def test_a_full_disk_stalls_a_job_which_goes_on_once_there_is_room(tmp_path: Pat
             assert new.get().state == wire.JOB_STATE_COMPLETED
 
 
+def fill(disk: Path) -> Path:
+    """Takes all the room that there is, and returns the file that has it."""
+    filler, room = disk / "filler", os.statvfs(disk)
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize)
+    return filler
+
+
+def test_a_full_disk_of_postgresql_stalls_a_job_which_goes_on_once_there_is_room(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        try:
+            where, disk = stack.enter_context(postgres.small_disk(48))
+        except OSError as error:
+            pytest.skip(str(error))
+        fabric = stack.enter_context(Fabric(tmp_path, journal=where, broker={"job_lease_s": 1.0}))
+        [broker] = fabric.brokers
+        broker.start()
+        job = stack.enter_context(JobClient(broker.address))
+        job.create()
+        job.upload(wordy(300))
+        job.seal(300)
+        filler = fill(disk)
+        with pytest.raises(ResourceExhaustedError) as caught:
+            third(broker.address, wordy(3000))
+        assert caught.value.retry_after_s
+        fabric.workers[0].start()
+        block_until(
+            lambda: (
+                (now := job.get()).state == wire.JOB_STATE_STALLED and now.state_reason == "the journal's disk is full"
+            ),
+            within_s=60,
+            what="STALLED for want of room",
+        )
+        assert job.get().finished_rows < 300
+        filler.unlink()
+        check_whole(job, wordy(300))
+        assert job.get().state == wire.JOB_STATE_COMPLETED
+
+
 def test_a_copy_that_was_taken_while_a_job_ran_is_a_journal(tmp_path: Path, expected: bytes) -> None:
     with Fabric(tmp_path, engine={**QUICK, "step_us": 5000}) as fabric:
         fabric.workers[0].start()
@@ -165,3 +207,34 @@ def test_old_jobs_go_by_age(tmp_path: Path) -> None:
         )
         job.close()
         kept.close()
+
+
+def test_the_oldest_jobs_go_by_size_and_no_more_than_it_takes(tmp_path: Path) -> None:
+    rows = work(50)
+    with Fabric(tmp_path) as fabric:
+        [broker] = fabric.start().brokers
+        for name in ("first", "second", "third"):
+            with JobClient(broker.address, job_id=name) as job:
+                job.create()
+                job.upload(rows)
+                job.seal(len(rows))
+                check_whole(job, rows)
+        broker.kill()
+        with closing(sqlite3.connect(fabric.journal)) as journal:
+            sizes = [size for (size,) in journal.execute("SELECT size FROM jobs ORDER BY number")]
+        sent = sum(len(each.row_id) + len(each.request.SerializeToString()) for each in rows)
+        assert all(size > sent for size in sizes)
+        broker.start(job_kept_bytes=sizes[1] + sizes[2])
+        with JobClient(broker.address) as job:
+            page = wire.ListJobsRequest(tenant="t")
+            block_until(
+                lambda: [each.spec.job_id for each in job.call("ListJobs", page).jobs] == ["third", "second"],
+                within_s=40,
+                what="the end of the first job alone",
+            )
+
+        def kept(table: str) -> int:
+            with closing(sqlite3.connect(fabric.journal)) as journal:
+                return int(journal.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0])
+
+        block_until(lambda: kept("rows_in") == kept("results") == 100, within_s=40, what="room")

@@ -18,7 +18,8 @@ from services.broker.frontdoor.intake import Plan
 from services.broker.frontdoor.records import outcome
 from services.broker.frontdoor.transcript import OutputSink
 from services.broker.jobs import rules
-from services.broker.journal.values import Result
+from services.broker.jobs.bound import Prompt, group_bound
+from services.broker.journal.values import Bound, Result
 from services.broker.work import Lane
 from services.common import logs, reasons
 from services.common.errors import (
@@ -30,7 +31,7 @@ from services.common.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from services.broker.frontdoor.intake import Intake
     from services.broker.jobs.recorder import Recorder
@@ -84,15 +85,24 @@ class JobFeed:
         core: Runs the rows.
         intake: Plans them.
         recorder: Takes their results.
+        blocks: Tokens of a block on engines, by their digests; 0 where nothing is shared.
     """
 
-    def __init__(self, job: JobRecord, core: Core, intake: Intake, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        job: JobRecord,
+        core: Core,
+        intake: Intake,
+        recorder: Recorder,
+        blocks: Callable[[frozenset[str]], int],
+    ) -> None:
         self.job = job
         self.spec = job_service_pb2.JobSpec.FromString(job.spec)
         self.core_job = f"job/{job.number}/{uuid.uuid4().hex[:8]}"
         self._core = core
         self._intake = intake
         self._recorder = recorder
+        self._blocks = blocks
         self._rows: dict[int, JobRow] = {}
         self.groups: dict[int, int] = {}
         """Rows of each held group that have not ended; a group is held until its last result is committed."""
@@ -148,17 +158,46 @@ class JobFeed:
         if self._rows:
             self._core.cancel([row.key for row in self._rows.values()])
 
-    def report(self) -> broker_service_pb2.JobReport:
-        """Ends the core's accounting; called once, when the core has no row any more."""
-        return self._core.end_job(self.core_job)
+    def close(self) -> None:
+        """Ends the core's accounting; called once, when the core has no row any more. The journal has its own."""
+        self._core.end_job(self.core_job)
 
-    async def take_group(self, group: Group, rows: Sequence[StoredRow]) -> None:
-        """Hands the rows of a claimed group to the core."""
+    async def take_group(self, group: Group, rows: Sequence[StoredRow]) -> bool:
+        """Hands the rows of a claimed group to the core.
+
+        Returns:
+            Whether it was taken. One of which nobody can tell now what its rows are (their tokenizer cannot be had) is
+            not held, and comes with the next claim; `stalled` says why.
+        """
+        plans: list[Plan | FabricError] = []
+        for start in range(0, len(rows), PLAN_ROWS):
+            piece = await self._plan(rows[start : start + PLAN_ROWS])
+            passing = next((plan for plan in piece if isinstance(plan, FabricError) and _passes(plan)), None)
+            if passing is not None:
+                self.stalled = passing.message
+                return False
+            plans += piece
+        if self.over:
+            return False
+        if not group.counted:
+            bound = await asyncio.to_thread(self._bound, group, rows, plans)
+            self._recorder.group_begins(self.job.number, group.number, bound)
         self.groups[group.number] = len(rows)
         if not rows:
             self._recorder.group_done(self.job.number, group.number)
         for start in range(0, len(rows), PLAN_ROWS):
-            await self._take(rows[start : start + PLAN_ROWS], [group.number] * PLAN_ROWS)
+            end = start + PLAN_ROWS
+            self._submit(rows[start:end], [group.number] * PLAN_ROWS, plans[start:end])
+            await asyncio.sleep(0)
+        return True
+
+    def _bound(self, group: Group, rows: Sequence[StoredRow], plans: Sequence[Plan | FabricError]) -> Bound:
+        found = [plan for plan in plans if isinstance(plan, Plan)]
+        if not found:
+            return Bound(0, 0, (), ())
+        text = broker_service_pb2.GenerationRequest.FromString(rows[0].body).prompt.HasField("text")
+        prompts = [Prompt(plan.tokens, plan.salt) for plan in found]
+        return group_bound(prompts, self._blocks(found[0].engine_digests), group.reach, text=text)
 
     def due(self) -> dict[int, int]:
         """Takes out rows that are to be tried again now: group by row."""
@@ -172,24 +211,26 @@ class JobFeed:
         """Hands rows to the core once more; those that have a result by now are done."""
         for number in set(due) - {row.row for row in rows}:
             self._row_done(number, due[number])
-        await self._take(rows, [due[row.row] for row in rows])
+        self._submit(rows, [due[row.row] for row in rows], await self._plan(rows))
 
     def put_back(self, due: dict[int, int]) -> None:
         """Keeps rows for later that could not be read."""
         for row, group in due.items():
             self._later(row, group)
 
-    async def _take(self, rows: Sequence[StoredRow], groups: Sequence[int]) -> None:
-        plans = await self._intake.plan([self._request(row) for row in rows])
+    async def _plan(self, rows: Sequence[StoredRow]) -> list[Plan | FabricError]:
+        return await self._intake.plan([self._request(row) for row in rows])
+
+    def _submit(self, rows: Sequence[StoredRow], groups: Sequence[int], plans: Sequence[Plan | FabricError]) -> None:
+        if self.over:
+            return
         works: list[Work] = []
         for row, group, plan in zip(rows, groups, plans, strict=False):
-            if self.over:
-                return
             if isinstance(plan, Plan):
                 sink = JobRow(plan, self._core, self, row, group)
                 self._rows[row.row] = sink
                 works.append(plan.work(sink, lane=Lane.BULK, stream_tokens=False, job=self.core_job))
-            elif isinstance(plan, UnavailableError) or plan.reason == reasons.ENGINE_UNKNOWN:
+            elif _passes(plan):
                 self._later(row.row, group, plan.retry_after_s)
             else:
                 self._end_badly(row.row, row.row_id, group, plan)
@@ -281,6 +322,11 @@ class JobFeed:
 
     def _later(self, row: int, group: int, after_s: float | None = None) -> None:
         heapq.heappush(self._again, (self._now() + (after_s or _AGAIN_S), row, group))
+
+
+def _passes(error: FabricError) -> bool:
+    """Whether a row may be planned later: nothing is wrong with it."""
+    return isinstance(error, UnavailableError) or error.reason == reasons.ENGINE_UNKNOWN
 
 
 def _row(work: Work) -> JobRow:

@@ -28,13 +28,13 @@ class Keeping:
     retention_s: float
     """Time for which a job is kept once it has ended, in seconds."""
     kept_bytes: int
-    """Size of the journal beyond which jobs that have ended go, the oldest first."""
+    """Bytes of rows, results and payloads beyond which jobs that have ended go, the oldest first."""
     tenant_jobs: int
     """Jobs of a tenant that have not ended."""
     tenant_rows: int
     """Rows of a tenant, of all its jobs."""
     tenant_bytes: int
-    """Rows and results of a tenant, in bytes."""
+    """Rows, results and payloads of a tenant, in bytes."""
     every_s: float = 10.0
 
     def admit_job(self, use: TenantUse) -> None:
@@ -53,7 +53,7 @@ class Keeping:
             ResourceExhaustedError: the tenant has as many as it may.
         """
         _within("rows", use.rows, self.tenant_rows)
-        _within("bytes of rows and results", use.size, self.tenant_bytes)
+        _within("bytes of rows, results and payloads", use.size, self.tenant_bytes)
 
 
 class Housekeeper:
@@ -80,6 +80,8 @@ class Housekeeper:
         try:
             for job in await self._journal.stale_keys():
                 await self._journal.drop_keys(job.number, job.rows)
+            for number in await self._journal.stale_chains():
+                await self._journal.drop_chains(number)
         except FabricError as error:
             _log.warning("housekeeping.failed", reason=error.reason, message=error.message)
         while True:
@@ -99,17 +101,21 @@ class Housekeeper:
         now = time.time()
         if self._keeping.retention_s:
             await self._let_go(now - self._keeping.retention_s, "age")
-        if self._keeping.kept_bytes and await self._journal.size() > self._keeping.kept_bytes:
-            await self._let_go(now, "size", count=1)
+        while self._keeping.kept_bytes and await self._journal.size() > self._keeping.kept_bytes:
+            if not await self._let_go(now, "size", count=1):
+                break
         for number in await self._journal.hidden(_JOBS_A_ROUND):
             await asyncio.to_thread(self._shards.drop, number)
             while await self._journal.sweep(number):
                 pass
 
-    async def _let_go(self, before: float, why: str, *, count: int = _JOBS_A_ROUND) -> None:
-        for job in await self._journal.oldest_ended(before, count):
+    async def _let_go(self, before: float, why: str, *, count: int = _JOBS_A_ROUND) -> bool:
+        """Deletes the oldest jobs that ended before a time; returns whether there were any."""
+        jobs = await self._journal.oldest_ended(before, count)
+        for job in jobs:
             await self._journal.delete(job.tenant, job.job_id)
             _log.info("job.let_go", job_id=job.job_id, tenant=job.tenant, why=why, rows=job.rows, size=job.size)
+        return bool(jobs)
 
 
 def _within(what: str, found: int, most: int) -> None:

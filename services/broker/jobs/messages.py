@@ -69,7 +69,7 @@ def _report(job: JobRecord, shares: Mapping[str, Share], now: float) -> broker_s
         failed=job.failed,
         prompt_tokens_logical=spent.prompt_tokens,
         prompt_tokens_computed=spent.computed_tokens,
-        prompt_tokens_bound=job.bound_tokens,
+        prompt_tokens_bound=max(job.bound_tokens, 0),
         prompt_tokens_cached=spent.cached_tokens,
         generated_tokens=spent.generated_tokens,
         wall_ms=max(round(1000 * (until - job.created)), 0),

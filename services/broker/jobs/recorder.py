@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from services.broker.journal.values import Batch, Share, Spent
+from services.broker.journal.values import Batch, JournalFullError, Share, Spent
 from services.common import logs
 from services.common.errors import FabricError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from services.broker.jobs.shards import ShardStore
     from services.broker.journal import Journal
-    from services.broker.journal.values import Result
+    from services.broker.journal.values import Bound, Result
     from services.broker.work import WorkEnd
 
 _RETRY_S = 0.5
@@ -36,6 +36,7 @@ class _Pending:
     payloads: list[tuple[int, bytes]] = field(default_factory=list)
     """Index into `results`, and the data."""
     groups: list[int] = field(default_factory=list)
+    bounds: list[tuple[int, Bound]] = field(default_factory=list)
     prompt_tokens: int = 0
     computed_tokens: int = 0
     cached_tokens: int = 0
@@ -63,7 +64,7 @@ class _Pending:
         spent = Spent(
             self.prompt_tokens, self.computed_tokens, self.cached_tokens, self.generated_tokens, self.reattempts
         )
-        return Batch(job, tuple(self.results), tuple(self.groups), spent, self.shares)
+        return Batch(job, tuple(self.results), tuple(self.groups), spent, self.shares, tuple(self.bounds))
 
 
 class Recorder:
@@ -90,6 +91,8 @@ class Recorder:
         """Whose lease the groups are held under."""
         self.trouble = ""
         """Why nothing can be kept at the moment; empty where it can."""
+        self.payloads_full = 0
+        """Times that there was no room for payloads."""
 
     def add(self, job: int, result: Result, *, payload: bytes = b"", end: WorkEnd | None = None) -> None:
         """A row has ended."""
@@ -99,6 +102,11 @@ class Recorder:
         pending.results.append(result)
         if end is not None:
             pending.spend(end)
+        self._wake()
+
+    def group_begins(self, job: int, group: int, bound: Bound) -> None:
+        """A group is given out; called before any of its rows ends, so that nothing of it is kept without its bound."""
+        self._pending[job].bounds.append((group, bound))
         self._wake()
 
     def group_done(self, job: int, group: int) -> None:
@@ -146,7 +154,11 @@ class Recorder:
         if not pending.payloads:
             return
         data = [payload for _, payload in pending.payloads]
-        places = await asyncio.to_thread(self._shards.append, job, data)
+        try:
+            places = await asyncio.to_thread(self._shards.append, job, data)
+        except JournalFullError:
+            self.payloads_full += 1
+            raise
         for (index, _), place in zip(pending.payloads, places, strict=True):
             pending.results[index] = pending.results[index]._replace(payload=place)
         pending.payloads.clear()

@@ -19,7 +19,7 @@ from services.broker.frontdoor.selection import ambiguous
 from services.broker.jobs.feed import JobFeed
 from services.broker.jobs.recorder import Recorder
 from services.broker.journal import LeaseLostError
-from services.broker.journal.values import State
+from services.broker.journal.values import ENDED, State
 from services.common import logs
 from services.common.errors import FabricError, UnavailableError
 
@@ -94,6 +94,10 @@ class Runner:
         self._working: list[asyncio.Task[None]] = []
         self._stopping = False
         self._owner = ""
+        self._trouble = ""
+        """What the last turn failed with; empty where it did not."""
+        self.leases_lost = 0
+        """Times that others may have taken over what was held here."""
 
     async def start(self) -> None:
         """Begins to work on what the journal holds.
@@ -115,12 +119,32 @@ class Runner:
     def stalled(self, number: int) -> str:
         """Why this broker cannot go on with a job; empty where it can."""
         feed = self._feeds.get(number)
-        return self._recorder.trouble or ("" if feed is None else feed.stalled)
+        return self._recorder.trouble or self._trouble or ("" if feed is None else feed.stalled)
 
     @property
     def held(self) -> int:
         """Rows that are held, over all jobs."""
-        return sum(feed.held for feed in self._feeds.values())
+        return sum(feed.held for feed in list(self._feeds.values()))
+
+    @property
+    def waiting(self) -> int:
+        """Rows of all jobs that have no result, as the journal was last heard to say."""
+        return sum(job.rows - job.finished - job.failed for job in (feed.job for feed in list(self._feeds.values())))
+
+    @property
+    def payloads_full(self) -> int:
+        """Times that there was no room for payloads."""
+        return self._recorder.payloads_full
+
+    def states(self) -> dict[str, int]:
+        """How many jobs run, are paused, and are stalled here."""
+        counts = {"running": 0, "paused": 0, "stalled": 0}
+        for number, feed in list(self._feeds.items()):
+            if feed.job.state is State.PAUSED:
+                counts["paused"] += 1
+            else:
+                counts["stalled" if self.stalled(number) else "running"] += 1
+        return counts
 
     async def drain(self) -> None:
         """Claims nothing more, lets rows that run end, keeps their results, and gives the rest back."""
@@ -163,12 +187,14 @@ class Runner:
 
     async def _start_over(self) -> None:
         """Others may have what was held here: it is given up, and this broker begins anew under another name."""
+        self.leases_lost += 1
         _log.warning("lease.lost", rows=self.held)
         for number in list(self._feeds):
             self._give_up(number)
         try:
             await self._enter()
         except FabricError as error:
+            self._trouble = error.message
             _log.warning("lease.not_renewed", reason=error.reason, message=error.message)
         self.kick()
 
@@ -178,9 +204,11 @@ class Runner:
         while True:
             try:
                 await self._turn()
+                self._trouble = ""
             except LeaseLostError:
                 await self._start_over()
             except FabricError as error:
+                self._trouble = error.message
                 _log.warning("jobs.turn_failed", reason=error.reason, message=error.message)
             try:
                 async with asyncio.timeout(TICK_S):
@@ -208,7 +236,7 @@ class Runner:
         for number, job in live.items():
             feed = self._feeds.get(number)
             if feed is None:
-                feed = self._feeds[number] = JobFeed(job, self._core, self._intake, self._recorder)
+                feed = self._feeds[number] = JobFeed(job, self._core, self._intake, self._recorder, self._block_tokens)
             feed.update(job, paused=job.state is State.PAUSED)
             feed.exhausted = False
             feed.stalled = ""
@@ -237,9 +265,8 @@ class Runner:
         feed.exhausted = len(groups) < CLAIM_GROUPS
         for group in groups:
             rows = await self._journal.rows_of(feed.job.number, group)
-            if feed.over:
+            if feed.over or not await feed.take_group(group, rows):
                 return
-            await feed.take_group(group, rows)
 
     async def _feed_again(self, feed: JobFeed) -> None:
         """Hands rows that came back to the core once more."""
@@ -280,6 +307,15 @@ class Runner:
             return digest == best.digest or await self._engine_is_there(feed)
         return True
 
+    def _block_tokens(self, digests: frozenset[str]) -> int:
+        """The finest blocks of engines, as the core's trees have them; 0 where they share nothing."""
+        blocks = (
+            engine.contract.limits.kv_block_tokens.value
+            for engine in self._catalog.engines()
+            if engine.digest in digests
+        )
+        return min((size for size in blocks if size), default=0)
+
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def _committed(self, number: int, results: int, groups: list[int], ended: bool) -> None:
@@ -297,19 +333,16 @@ class Runner:
             self._ending.append(feed)
 
     async def _account(self, feed: JobFeed) -> None:
-        """Keeps the bound of a job whose rows have all been seen here: only the core's tree knows it."""
-        report = feed.report()
+        """Says what became of a job that is over here, and frees what only its bound needed."""
+        feed.close()
         try:
             job = await self._journal.job_by_number(feed.job.number)
-            whole = job is not None and 0 < job.spent.prompt_tokens <= report.prompt_tokens_logical
-            bound = report.prompt_tokens_bound if whole else 0
-            if whole:
-                await self._journal.set_bound(feed.job.number, bound)
-            if job is not None:
+            if job is not None and job.state in ENDED:
+                await self._journal.drop_chains(job.number)
                 _log.info(
                     "job.ended", job_id=job.job_id, tenant=job.tenant, state=job.state.name, rows=job.rows,
                     finished=job.finished, failed=job.failed, prompt_tokens_logical=job.spent.prompt_tokens,
-                    prompt_tokens_computed=job.spent.computed_tokens, prompt_tokens_bound=bound,
+                    prompt_tokens_computed=job.spent.computed_tokens, prompt_tokens_bound=job.bound_tokens,
                     generated_tokens=job.spent.generated_tokens, reattempts=job.spent.reattempts,
                 )  # fmt: skip
         except FabricError as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ifabric.broker.v1 import job_service_pb2_grpc
 from services.broker.frontdoor.intake import Intake
 from services.broker.frontdoor.selection import EngineDirectory
+from services.broker.jobs import metrics
 from services.broker.jobs.crash import CrashPoint
 from services.broker.jobs.housekeeping import Housekeeper
 from services.broker.jobs.runner import Runner
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from services.broker.work import Catalog, Core
     from services.common.rpc import Server
     from services.common.tasks import Tasks
+    from services.common.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +62,31 @@ class Jobs:
         catalog: Engines that there are.
         codecs: Their tokenizers.
         tasks: Holds background tasks.
+        telemetry: Where figures go.
 
     Raises:
         StartError: the journal cannot be opened.
     """
 
-    def __init__(self, settings: JobSettings, core: Core, catalog: Catalog, codecs: CodecStore, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        settings: JobSettings,
+        core: Core,
+        catalog: Catalog,
+        codecs: CodecStore,
+        tasks: Tasks,
+        telemetry: Telemetry,
+    ) -> None:
         crash = CrashPoint(settings.crash_at)
         self._tasks = tasks
         database = open_database(settings.journal, synchronous=settings.synchronous, bytes_max=settings.journal_bytes)
-        self.journal = Journal(database, crash.reach)
+        self.journal = Journal(database, crash.reach, observe=metrics.commit_observer(telemetry))
         shards = ShardStore(settings.payload_folder, sync=settings.synchronous == "FULL")
         directory = EngineDirectory(catalog)
         self.runner = Runner(
             self.journal, core, catalog, directory, Intake(directory, codecs), shards, settings.limits, tasks
         )
+        metrics.observe(telemetry, self.journal, self.runner)
         self._keeper = Housekeeper(self.journal, shards, settings.keeping)
         self._shards = shards
         self._housekeeping: asyncio.Task[None] | None = None

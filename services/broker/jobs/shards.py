@@ -98,9 +98,21 @@ class ShardStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         opened = name, path.open("xb")
         self._open[job] = opened
+        if self._sync:
+            # A file is there after a power cut where its folder says so, and that where the one above it does.
+            for folder in (path.parent, self._folder, self._folder.parent):
+                _sync_folder(folder)
         return opened
 
     def _forget(self, job: int) -> None:
         found = self._open.pop(job, None)
         if found is not None:
             found[1].close()
+
+
+def _sync_folder(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

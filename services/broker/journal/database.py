@@ -87,8 +87,5 @@ class Database(Protocol):
     def failure(self, error: BaseException) -> FabricError:
         """What a caller is told of an error of the database: `JournalFullError` or `UnavailableError`."""
 
-    def size(self) -> int:
-        """Bytes that it takes."""
-
     def close(self) -> None:
         """Gives it up."""

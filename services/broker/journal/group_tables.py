@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.broker.journal import job_table
-from services.broker.journal.values import ENDED, Group, Result, State
+from services.broker.journal.values import ENDED, Group, Recorded, Result, State
 from services.common import reasons
 from services.common.errors import FailedPreconditionError
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from services.broker.journal.database import Connection, Database
-    from services.broker.journal.values import Batch
+    from services.broker.journal.values import Batch, Bound
 
 
 class LeaseLostError(FailedPreconditionError):
@@ -61,25 +61,29 @@ def claim(at: Connection, database: Database, owner: str, job: int, count: int, 
     """
     if not holds_lease(at, owner):
         raise LeaseLostError("the lease of this broker has ended")
-    free = "SELECT number, first_place, last_place FROM row_groups WHERE job = ? AND owner = '' ORDER BY number LIMIT ?"
-    found = at.rows(free + database.skip_locked, (job, count))
-    own = at.rows(
-        "SELECT number, first_place, last_place FROM row_groups WHERE job = ? AND owner = ? ORDER BY number",
-        (job, owner),
-    )
-    for number, _, _ in found:
+    of_the_job = "SELECT number, first_place, last_place, reach, counted FROM row_groups WHERE job = ? AND owner = ?"
+    free = f"{of_the_job} ORDER BY number LIMIT ?{database.skip_locked}"
+    found = at.rows(free, (job, "", count))
+    own = at.rows(f"{of_the_job} ORDER BY number", (job, owner))
+    for number, *_ in found:
         at.change("UPDATE row_groups SET owner = ? WHERE job = ? AND number = ?", (owner, job, number))
-    return [Group(*group) for group in (*own, *found) if group[0] not in held]
+    return [
+        Group(number, first, last, None if reach < 0 else reach, bool(counted))
+        for number, first, last, reach, counted in (*own, *found)
+        if number not in held
+    ]
 
 
-def record(at: Connection, database: Database, owner: str, batch: Batch) -> bool:
-    """Keeps results: of two for one row the first. Returns whether the job has ended, now or before.
+def record(at: Connection, database: Database, owner: str, batch: Batch) -> Recorded:
+    """Keeps results: of two for one row the first.
 
     A job that was ended meanwhile keeps none of them.
     """
     job = job_table.by_number(at, batch.job, database.for_update)
     if job is None or job.state in ENDED:
-        return True
+        return Recorded(ended=True)
+    for number, bound in batch.bounds:
+        _count(at, batch.job, number, bound)
     counts = [
         _keep(at, batch.job, [result for result in batch.results if result.failed is failed])
         for failed in (False, True)
@@ -91,7 +95,7 @@ def record(at: Connection, database: Database, owner: str, batch: Batch) -> bool
         "prompt_tokens = prompt_tokens + ?, computed_tokens = computed_tokens + ?, cached_tokens = cached_tokens + ?, "
         "generated_tokens = generated_tokens + ?, reattempts = reattempts + ? WHERE number = ?",
         (
-            finished, failed, sum(len(result.body) for result in batch.results), spent.prompt_tokens,
+            finished, failed, sum(map(_size, batch.results)), spent.prompt_tokens,
             spent.computed_tokens, spent.cached_tokens, spent.generated_tokens, spent.reattempts, batch.job,
         ),
     )  # fmt: skip
@@ -107,9 +111,36 @@ def record(at: Connection, database: Database, owner: str, batch: Batch) -> bool
     for group in batch.groups:
         at.change("DELETE FROM row_groups WHERE job = ? AND number = ? AND owner = ?", (batch.job, group, owner))
     if job.finished + job.failed + finished + failed < job.rows:
-        return False
+        return Recorded(ended=False, finished=finished, failed=failed)
     complete(at, batch.job)
-    return True
+    return Recorded(ended=True, finished=finished, failed=failed)
+
+
+def _count(at: Connection, job: int, number: int, bound: Bound) -> None:
+    """Adds a group to the bound of its job, once, whoever had it."""
+    if not at.change("UPDATE row_groups SET counted = 1 WHERE job = ? AND number = ? AND counted = 0", (job, number)):
+        return
+    blocks, ends = (
+        at.insert("bound_chains", ("job", "chain"), [(job, chain) for chain in chains], keep_old=True) if chains else 0
+        for chains in (bound.blocks, bound.ends)
+    )
+    at.change(
+        "UPDATE jobs SET bound_tokens = bound_tokens + ? WHERE number = ? AND bound_tokens >= 0",
+        (bound.tokens + bound.block_tokens * blocks - ends, job),
+    )
+
+
+def drop_chains(at: Connection, job: int, count: int) -> bool:
+    """Removes a piece of what the bound of an ended job was made with; returns whether anything was left."""
+    piece = "SELECT chain FROM bound_chains WHERE job = ? LIMIT ?"
+    return at.change(f"DELETE FROM bound_chains WHERE job = ? AND chain IN ({piece})", (job, job, count)) > 0  # noqa: S608
+
+
+def jobs_with_stale_chains(at: Connection) -> list[int]:
+    """Returns jobs that have ended and whose bound's chains are there still."""
+    ended = ", ".join(str(int(state)) for state in ENDED)
+    sql = f"SELECT number FROM jobs WHERE state IN ({ended}) AND EXISTS (SELECT 1 FROM bound_chains WHERE job = number)"  # noqa: S608
+    return [int(number) for (number,) in at.rows(sql)]
 
 
 def complete(at: Connection, job: int) -> None:
@@ -119,6 +150,10 @@ def complete(at: Connection, job: int) -> None:
         (int(State.COMPLETED), at.now(), job),
     )
     at.change("DELETE FROM row_groups WHERE job = ?", (job,))
+
+
+def _size(result: Result) -> int:
+    return len(result.body) + (result.payload.size if result.payload is not None else 0)
 
 
 def _keep(at: Connection, job: int, results: Sequence[Result]) -> int:
@@ -132,7 +167,8 @@ def _keep(at: Connection, job: int, results: Sequence[Result]) -> int:
     )
 
 
-def keep_failures(at: Connection, job: int, failures: Sequence[Result]) -> None:
-    """Keeps results of rows that will never be dispatched."""
+def keep_failures(at: Connection, job: int, failures: Sequence[Result]) -> int:
+    """Keeps results of rows that will never be dispatched; returns how many had none."""
     kept = _keep(at, job, failures)
     at.change("UPDATE jobs SET failed = failed + ? WHERE number = ?", (kept, job))
+    return kept

@@ -160,11 +160,6 @@ def pin(at: Connection, number: int, digest: str) -> str:
     return str(found[0][0]) if found else digest
 
 
-def set_bound(at: Connection, number: int, tokens: int) -> None:
-    """Keeps the bound of a job whose rows one broker has seen all."""
-    at.change("UPDATE jobs SET bound_tokens = ? WHERE number = ?", (tokens, number))
-
-
 def shares(at: Connection, number: int) -> dict[str, Share]:
     """Returns what each node did for a job."""
     found = at.rows(
@@ -182,6 +177,11 @@ def tenant_use(at: Connection, tenant: str) -> TenantUse:
     )
     open_jobs, rows, size = at.rows(sql, (tenant,))[0]
     return TenantUse(int(open_jobs), int(rows), int(size))
+
+
+def size(at: Connection) -> int:
+    """Returns the bytes of rows, results and payloads of all jobs."""
+    return int(at.rows("SELECT COALESCE(SUM(size), 0) FROM jobs WHERE job_id IS NOT NULL")[0][0])
 
 
 def oldest_ended(at: Connection, before: float, count: int) -> list[JobRecord]:

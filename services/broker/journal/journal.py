@@ -24,11 +24,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from services.broker.journal.database import Connection, Database
-    from services.broker.journal.values import Batch, Group, Result, Row, Share, StoredRow, TenantUse
+    from services.broker.journal.order import Key
+    from services.broker.journal.values import Batch, Counts, Group, Recorded, Result, Row, Share, StoredRow, TenantUse
 
 
 def _nothing(_point: str) -> None:
     """What most processes do at a named point."""
+
+
+def _unobserved(_seconds: float, _committed: bool) -> None:
+    """What nobody wants to hear of transactions."""
+
+
+def _noting(forms: set[bytes], keys: Iterator[Key]) -> Iterator[Key]:
+    """Passes keys on and notes the forms of their prompts."""
+    for key in keys:
+        forms.add(key.sort_key[:1])
+        yield key
 
 
 class Journal:
@@ -38,15 +50,20 @@ class Journal:
         database: Where it lives; its schema is of this version.
         reach: Told each named point, for tests that end the process there.
         rule: Where orders are cut into groups.
+        observe: Told of each transaction: its seconds, and whether it was committed.
     """
 
     def __init__(
-        self, database: Database, reach: Callable[[str], None] = _nothing, rule: GroupRule | None = None
+        self,
+        database: Database,
+        reach: Callable[[str], None] = _nothing,
+        rule: GroupRule | None = None,
+        observe: Callable[[float, bool], None] = _unobserved,
     ) -> None:
         self._database = database
         self._reach = reach
         self._rule = rule or GroupRule()
-        self._writer = Writer(database, reach)
+        self._writer = Writer(database, reach, observe)
         self._reader = Reader(database)
         self._sealing: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._for_update = database.for_update
@@ -57,9 +74,14 @@ class Journal:
         return self._database.shared
 
     @property
-    def commits(self) -> int:
-        """Commits since the start."""
-        return self._writer.commits
+    def counts(self) -> Counts:
+        """What was committed since the start."""
+        return self._writer.counts
+
+    @property
+    def queued(self) -> int:
+        """Changes that wait for the next transaction."""
+        return self._writer.queued
 
     async def close(self) -> None:
         """Commits what waits and gives the database up."""
@@ -169,10 +191,6 @@ class Journal:
         """Fixes a job to an engine unless it is fixed already; returns the digest in force."""
         return await self._writer.write("pin", lambda at: job_table.pin(at, number, digest))
 
-    async def set_bound(self, number: int, tokens: int) -> None:
-        """Keeps the bound of a job whose rows this broker has seen all."""
-        await self._writer.write("bound", lambda at: job_table.set_bound(at, number, tokens))
-
     async def _change_job(
         self,
         name: str,
@@ -203,13 +221,19 @@ class Journal:
             FailedPreconditionError: the job takes no more rows.
         """
 
-        def change(at: Connection) -> int:
+        def change(at: Connection) -> tuple[int, int]:
             job = job_table.by_id(at, tenant, job_id, self._for_update)
             if first + len(rows) > job.rows:
                 admit(job_table.tenant_use(at, tenant))
-            return row_tables.append(at, job, first, rows)
+            return job.rows, row_tables.append(at, job, first, rows)
 
-        return await self._writer.write("upload", change)
+        def counted(counts: Counts, answer: tuple[int, int]) -> None:
+            before, after = answer
+            counts.accepted += after - before
+            counts.failed += sum(1 for row in rows[before - first :] if row.failure) if after > before else 0
+
+        _, durable = await self._writer.write("upload", change, counted)
+        return durable
 
     async def seal(
         self, tenant: str, job_id: str, row_count: int, repeated: Callable[[int, bytes], Result]
@@ -248,17 +272,22 @@ class Journal:
         def found(at: Connection) -> Iterator[Result]:
             return (repeated(row, row_id) for row, row_id in row_tables.repeated_ids(at, job.number))
 
-        def keep(at: Connection, chunk: Sequence[Result]) -> None:
+        def keep(at: Connection, chunk: Sequence[Result]) -> int:
             self._still_open(at, job)
-            group_tables.keep_failures(at, job.number, chunk)
+            return group_tables.keep_failures(at, job.number, chunk)
+
+        def counted(counts: Counts, kept: int) -> None:
+            counts.failed += kept
 
         async with self._reader.chunks(found, row_tables.ORDER_CHUNK) as chunks:
             async for chunk in chunks:
-                await self._writer.write("seal", lambda at, chunk=chunk: keep(at, chunk))  # type: ignore[misc]
+                await self._writer.write("seal", lambda at, chunk=chunk: keep(at, chunk), counted)  # type: ignore[misc]
 
     async def _put_in_order(self, job: JobRecord) -> None:
+        forms: set[bytes] = set()
+
         def cut(at: Connection) -> Iterator[tuple[Group, list[int]]]:
-            return groups(row_tables.sorted_keys(at, job.number), self._rule)
+            return groups(_noting(forms, row_tables.sorted_keys(at, job.number)), self._rule)
 
         def put(at: Connection, chunk: Sequence[tuple[Group, list[int]]]) -> None:
             self._still_open(at, job)
@@ -270,6 +299,8 @@ class Journal:
             async for chunk in chunks:
                 self._reach("seal.middle")
                 await self._writer.write("seal", lambda at, chunk=chunk: put(at, chunk))  # type: ignore[misc]
+        if len(forms) > 1:
+            await self._writer.write("seal", lambda at: row_tables.forget_reach(at, job.number))
 
     def _still_open(self, at: Connection, job: JobRecord) -> None:
         """Another broker may seal, or end, the same job meanwhile: only one of them writes its order."""
@@ -346,10 +377,14 @@ class Journal:
     async def record(self, owner: str, batches: Sequence[Batch]) -> list[bool]:
         """Keeps results; says of each batch's job whether it has ended, now or before."""
 
-        def change(at: Connection) -> list[bool]:
+        def change(at: Connection) -> list[Recorded]:
             return [group_tables.record(at, self._database, owner, batch) for batch in batches]
 
-        return await self._writer.write("results", change)
+        def counted(counts: Counts, answer: list[Recorded]) -> None:
+            counts.finished += sum(each.finished for each in answer)
+            counts.failed += sum(each.failed for each in answer)
+
+        return [each.ended for each in await self._writer.write("results", change, counted)]
 
     # -- housekeeping ----------------------------------------------------------------------------------------------
 
@@ -374,10 +409,24 @@ class Journal:
 
         return await self._reader.read(query)
 
+    async def stale_chains(self) -> list[int]:
+        """Returns numbers of jobs that have ended and whose bound's chains are there still."""
+        return await self._reader.read(group_tables.jobs_with_stale_chains)
+
+    async def drop_chains(self, number: int) -> None:
+        """Frees what the bound of an ended job was made with."""
+        while await self._writer.write(
+            "chains", lambda at: group_tables.drop_chains(at, number, row_tables.ORDER_CHUNK)
+        ):
+            pass
+
     async def sweep(self, number: int) -> bool:
         """Frees a piece of what a deleted job takes; returns whether anything was left."""
         return await self._writer.write("sweep", lambda at: row_tables.sweep(at, number))
 
     async def size(self) -> int:
-        """Bytes that the journal takes."""
-        return await asyncio.to_thread(self._database.size)
+        """Bytes of the rows, results and payloads of all jobs.
+
+        What files take says nothing: a database keeps the room that deleted rows have had.
+        """
+        return await self._reader.read(job_table.size)

@@ -70,15 +70,16 @@ def groups(keys: Iterable[Key], rule: GroupRule) -> Iterator[tuple[Group, list[i
     """
     held: list[Key] = []
     shared: list[int] = []
-    size = number = position = 0
+    size = number = position = common = 0
     previous = b""
 
     def take(count: int) -> tuple[Group, list[int]]:
         nonlocal size, number, position
         rows = [key.row for key in held[:count]]
         size -= sum(key.size for key in held[:count])
+        reach = max(shared[0], shared[count] if count < len(shared) else common)
         del held[:count], shared[:count]
-        group = Group(number, position, position + count - 1)
+        group = Group(number, position, position + count - 1, reach if reach < KEY_BYTES else None)
         number, position = number + 1, position + count
         return group, rows
 
@@ -95,6 +96,7 @@ def groups(keys: Iterable[Key], rule: GroupRule) -> Iterator[tuple[Group, list[i
         size += key.size
         while size > rule.bytes_max and len(held) > 1:
             yield take(len(held) - 1)
+    common = 0
     if held:
         yield take(len(held))
 

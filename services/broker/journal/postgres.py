@@ -151,14 +151,6 @@ class PostgresDatabase:
             return JournalFullError("the journal's disk is full", retry_after_s=5.0)
         return UnavailableError(f"the journal failed: {type(error).__name__}", retry_after_s=1.0)
 
-    def size(self) -> int:
-        """See `database.Database`."""
-        connection = self.connect()
-        try:
-            return int(connection.rows("SELECT pg_database_size(current_database())")[0][0])
-        finally:
-            connection.close()
-
     def close(self) -> None:
         """See `database.Database`."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.broker.journal import group_tables
 from services.broker.journal.order import Key
 from services.broker.journal.values import JobRecord, Payload, Result, Row, State, StoredRow
 from services.common import reasons
@@ -108,9 +109,17 @@ def put_order(at: Connection, job: int, cut: Sequence[tuple[Group, list[int]]]) 
     at.insert("row_order", ("job", "place", "row_number"), places)
     at.insert(
         "row_groups",
-        ("job", "number", "first_place", "last_place", "owner"),
-        [(job, group.number, group.first, group.last, "") for group, _ in cut],
+        ("job", "number", "first_place", "last_place", "owner", "reach"),
+        [
+            (job, group.number, group.first, group.last, "", -1 if group.reach is None else group.reach)
+            for group, _ in cut
+        ],
     )
+
+
+def forget_reach(at: Connection, job: int) -> None:
+    """Says of all groups of a job that their keys do not tell what they share with others."""
+    at.change("UPDATE row_groups SET reach = -1 WHERE job = ?", (job,))
 
 
 def ordered(at: Connection, job: int) -> int:
@@ -196,6 +205,8 @@ def sweep(at: Connection, job: int) -> bool:
         if least is not None:
             at.change(f"DELETE FROM {table} WHERE job = ? AND {key} < ?", (job, least + ORDER_CHUNK))  # noqa: S608
             return True
+    if group_tables.drop_chains(at, job, ORDER_CHUNK):
+        return True
     at.change("DELETE FROM node_shares WHERE job = ?", (job,))
     at.change("DELETE FROM jobs WHERE number = ?", (job,))
     return False

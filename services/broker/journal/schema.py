@@ -68,6 +68,18 @@ STEPS = (
             "CREATE INDEX jobs_by_state ON jobs (state, number)",
         ),
     ),
+    Step(
+        3,
+        "the bound of a job, group by group; -1 is what cannot be known of what was there before",
+        (
+            "ALTER TABLE row_groups ADD COLUMN reach BIGINT NOT NULL DEFAULT -1",
+            "ALTER TABLE row_groups ADD COLUMN counted INTEGER NOT NULL DEFAULT 0",
+            """CREATE TABLE bound_chains (
+                job BIGINT NOT NULL, chain BIGINT NOT NULL,
+                PRIMARY KEY (job, chain))""",
+            "UPDATE jobs SET bound_tokens = -1 WHERE state IN (2, 3)",
+        ),
+    ),
 )
 VERSION = STEPS[-1].number
 """What this broker reads and writes."""

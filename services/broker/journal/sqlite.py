@@ -171,10 +171,6 @@ class SqliteDatabase:
             return JournalFullError("the journal's disk is full", retry_after_s=5.0)
         return UnavailableError(f"the journal failed: {type(error).__name__}", retry_after_s=1.0)
 
-    def size(self) -> int:
-        """See `database.Database`."""
-        return sum(file.stat().st_size for end in ("", "-wal") if (file := Path(f"{self.path}{end}")).exists())
-
     def close(self) -> None:
         """See `database.Database`."""
         self._lock.close()

@@ -74,14 +74,15 @@ class JobRecord:
     finished: int
     failed: int
     size: int
-    """Bytes of rows and results."""
+    """Bytes of rows, results and payloads."""
     engine_digest: str
     created: float
     ended: float | None
     end_code: int
     """`google.rpc.Code` of rows without a result, once the job was cancelled."""
     bound_tokens: int
-    """What `JobReport.prompt_tokens_bound` says; 0 where no single broker has seen all rows."""
+    """What `JobReport.prompt_tokens_bound` says, of the groups that were given out; negative where it is unknown: rows
+    were given out by an earlier version, which did not keep it."""
     spent: Spent = field(default_factory=Spent)
 
 
@@ -132,6 +133,24 @@ class Group(NamedTuple):
     """Position in the order, from 0."""
     last: int
     """Inclusive."""
+    reach: int | None = None
+    """Bytes of sort key that it has in common with a neighbour, at most; None where keys do not tell: they are equal as
+    far as they go, or prompts of the job are of several forms."""
+    counted: bool = False
+    """Whether the bound of the job has it in."""
+
+
+class Bound(NamedTuple):
+    """What a group adds to the bound of its job; see `services.broker.jobs.bound`."""
+
+    tokens: int
+    """For what no other group can share."""
+    block_tokens: int
+    """For each block of `blocks` that no earlier group has brought."""
+    blocks: tuple[int, ...]
+    """Blocks that others may share, by their chains, signed 64-bit."""
+    ends: tuple[int, ...]
+    """Ends of prompts without a tail that others may share; each new one takes a token off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +164,35 @@ class Batch:
     spent: Spent = field(default_factory=Spent)
     shares: Mapping[str, Share] = field(default_factory=dict)
     """By node."""
+    bounds: tuple[tuple[int, Bound], ...] = ()
+    """Groups that were given out, by number, before any of their rows had a result."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a process has committed since its start; written by the journal's own thread."""
+
+    commits: int = 0
+    accepted: int = 0
+    """Rows taken in."""
+    finished: int = 0
+    """Rows whose result was kept."""
+    failed: int = 0
+    """Rows whose error was kept."""
+    full: int = 0
+    """Transactions that failed for lack of room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What became of a batch."""
+
+    ended: bool
+    """Whether its job has ended, now or before."""
+    finished: int = 0
+    """Rows of which a result was kept; the others had one."""
+    failed: int = 0
+    """Rows of which an error was kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,4 +203,4 @@ class TenantUse:
     """Jobs that have not ended."""
     rows: int
     size: int
-    """Bytes of rows and results."""
+    """Bytes of rows, results and payloads."""

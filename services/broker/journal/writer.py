@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from services.broker.journal.values import Counts, JournalFullError
 from services.common import logs
 from services.common.errors import FabricError, UnavailableError
 
@@ -36,6 +38,7 @@ class _Part:
 
     name: str
     change: Callable[[Connection], Any]
+    counted: Callable[[Counts, Any], None] | None
     done: Future[Any] = field(default_factory=Future)
     answer: Any = None
     error: BaseException | None = None
@@ -48,27 +51,40 @@ class Writer:
         database: Where to.
         reach: Told the name of each point that is reached, in the thread: `<part>.before_commit`,
             `<part>.after_commit`.
+        observe: Told of each transaction, in the thread: its seconds, and whether it was committed.
     """
 
-    def __init__(self, database: Database, reach: Callable[[str], None]) -> None:
+    def __init__(
+        self, database: Database, reach: Callable[[str], None], observe: Callable[[float, bool], None]
+    ) -> None:
         self._database = database
         self._reach = reach
+        self._observe = observe
         self._parts: queue.Queue[_Part | None] = queue.Queue(_QUEUE_MAX)
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
+        self.counts = Counts()
         self._thread.start()
-        self.commits = 0
-        """How many there were."""
 
-    async def write(self, name: str, change: Callable[[Connection], T]) -> T:
+    @property
+    def queued(self) -> int:
+        """Parts that wait for the next transaction."""
+        return self._parts.qsize()
+
+    async def write(
+        self, name: str, change: Callable[[Connection], T], counted: Callable[[Counts, T], None] | None = None
+    ) -> T:
         """Has `change` done in a transaction and returns its answer once that is committed.
+
+        `counted` takes the answer into the counts, in the thread, once it is committed: whether or not the caller still
+        waits for it.
 
         Raises:
             FabricError: what `change` raised; it left no trace.
             JournalFullError: there is no room.
             UnavailableError: the database cannot be reached, or too much waits for it.
         """
-        part = _Part(name, change)
+        part = _Part(name, change, counted)
         try:
             self._parts.put_nowait(part)
         except queue.Full:
@@ -98,6 +114,7 @@ class Writer:
             self._connection.close()
 
     def _commit(self, parts: list[_Part]) -> None:
+        began = time.perf_counter()
         try:
             connection = self._connection = self._connection or self._database.connect()
             connection.begin()
@@ -105,10 +122,13 @@ class Writer:
                 self._do(connection, part)
             self._reach_all(parts, "before_commit")
             connection.commit()
-            self.commits += 1
+            self._count(parts)
+            self._observe(time.perf_counter() - began, True)
             self._reach_all(parts, "after_commit")
         except Exception as error:
             failure = self._database.failure(error)
+            self.counts.full += isinstance(failure, JournalFullError)
+            self._observe(time.perf_counter() - began, False)
             _log.error("journal.commit_failed", parts=len(parts), message=str(error)[:500], reason=failure.reason)
             self._recover()
             for part in parts:
@@ -118,6 +138,12 @@ class Writer:
                 part.done.set_exception(part.error)
             else:
                 part.done.set_result(part.answer)
+
+    def _count(self, parts: Iterable[_Part]) -> None:
+        self.counts.commits += 1
+        for part in parts:
+            if part.counted is not None and part.error is None:
+                part.counted(self.counts, part.answer)
 
     def _do(self, connection: Connection, part: _Part) -> None:
         """Does one part; a refusal undoes it alone, anything else the whole commit."""
