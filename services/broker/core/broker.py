@@ -15,17 +15,19 @@ from ifabric.provisioner.v1 import provisioner_service_pb2 as provisioner
 from services.broker.core import wire
 from services.broker.core.catalog import EngineCatalog
 from services.broker.core.decision import Decision
+from services.broker.core.explain import whereabouts
 from services.broker.core.metrics import CoreMetrics
 from services.broker.core.node_watch import NodeWatch
 from services.broker.core.tracing import record_dispatch
 from services.broker.core.worker_link import WorkerLink
 from services.broker.core.workers import EngineFacts, Worker
+from services.broker.operating import NodeWork
 from services.common import logs
 from services.common.errors import InternalError, UnavailableError
 from services.common.security.needs import PROVISIONER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import grpc
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from services.broker.core.attempts import Attempt
     from services.broker.core.settings import CoreSettings
     from services.broker.core.workers import Amount
+    from services.broker.operating import EnginePace, Whereabouts
     from services.broker.work import Work
     from services.common.errors import FabricError
     from services.common.rpc import Dialer
@@ -61,6 +64,7 @@ class Broker:
         telemetry: Where its metrics go.
         tasks: Holds its background tasks.
         dialer: Opens channels to the provisioner and to workers.
+        cordoned: Nodes that get no new work from the start.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Broker:
         telemetry: Telemetry,
         tasks: Tasks,
         dialer: Dialer,
+        cordoned: Iterable[str] = (),
     ) -> None:
         self._settings = settings
         self._tracer = telemetry.tracer
@@ -84,6 +89,7 @@ class Broker:
         self._running: dict[WorkerLink, asyncio.Task[None]] = {}
         self._workers: dict[WorkerLink, Worker] = {}
         self._link_of: dict[Worker, WorkerLink] = {}
+        self._cordoned = set(cordoned)
         self._turn_wanted = False
         self._wake: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -143,6 +149,56 @@ class Broker:
         account = self.decision.end_job(job)
         return broker_service_pb2.JobReport() if account is None else account.report()
 
+    # -- Operable --------------------------------------------------------------------------------------------------
+
+    def knows_node(self, node_id: str) -> bool:
+        """See operating.Operable."""
+        return node_id in self._links or node_id in self._watch.nodes or node_id in self._cordoned
+
+    def cordon(self, node_id: str, cordoned: bool) -> None:
+        """See operating.Operable."""
+        (self._cordoned.add if cordoned else self._cordoned.discard)(node_id)
+        link = self._links.get(node_id)
+        worker = None if link is None else self._workers.get(link)
+        if worker is not None:
+            self.decision.worker_cordoned(worker, cordoned, self._loop.time())
+        _log.info("node.cordoned" if cordoned else "node.uncordoned", node_id=node_id)
+        self._want_turn()
+
+    def node_work(self) -> list[NodeWork]:
+        """See operating.Operable."""
+        found = {node_id: NodeWork(node_id, cordoned=True) for node_id in self._cordoned}
+        for worker in self._workers.values():
+            # A node that came back under another process may still have work at the old one.
+            before = found.get(worker.node_id)
+            found[worker.node_id] = NodeWork(
+                worker.node_id,
+                cordoned=worker.node_id in self._cordoned,
+                connected=True,
+                running=len(worker.outstanding) + (before.running if before is not None else 0),
+                engine_digest=worker.facts.digest,
+                sequences=worker.ledger.sequences,
+                sequences_granted=worker.ledger.limit.sequences,
+            )
+        return [found[node_id] for node_id in sorted(found)]
+
+    def explain(self, key: tuple[str, str]) -> Whereabouts | None:
+        """See operating.Operable."""
+        entry = self.decision.requests.get(key)
+        if entry is None:
+            return None
+        return whereabouts(
+            entry, self.decision.scheduler, self._loop.time(), nobody_limit_s=self._settings.nobody_limit_s
+        )
+
+    def pace(self, engine_digest: str) -> EnginePace | None:
+        """See operating.Operable."""
+        return self.decision.speeds.pace(engine_digest)
+
+    def output_share(self, engine_digest: str) -> float | None:
+        """See operating.Operable."""
+        return self.decision.speeds.output_share(engine_digest)
+
     # -- LinkOwner -------------------------------------------------------------------------------------------------
 
     def link_up(self, link: WorkerLink, credit: Amount) -> None:
@@ -158,6 +214,7 @@ class Broker:
         )
         self._workers[link], self._link_of[worker] = worker, link
         self.decision.worker_up(worker)
+        self.decision.worker_cordoned(worker, link.node_id in self._cordoned, self._loop.time())
         self._want_turn()
 
     def link_heard(self, link: WorkerLink, message: worker_service_pb2.ExecuteResponse) -> None:

@@ -14,6 +14,7 @@ from ifabric.engine.v1 import generation_pb2
 from services.broker.core.recovery import Recovery
 from services.broker.core.requests import Requests
 from services.broker.core.scheduler import Scheduler
+from services.broker.core.speeds import SpeedBook
 from services.broker.core.timers import Timers
 from services.broker.core.workers import EngineCounters
 from services.common import reasons
@@ -49,6 +50,7 @@ class Decision:
         self.scheduler = Scheduler(settings, self.timers, self._engines, self._too_large)
         self.requests = Requests(settings, self.scheduler, self._engines, self.timers)
         self._recovery = Recovery(settings, self.scheduler, self.requests, self.timers)
+        self.speeds = SpeedBook()
         self.draining = False
         """Whether new work is refused."""
 
@@ -115,12 +117,20 @@ class Decision:
         """A worker takes nothing new; what it has goes on."""
         self.scheduler.retire_worker(worker)
 
+    def worker_cordoned(self, worker: Worker, cordoned: bool, now: float) -> None:
+        """An operator has a worker take nothing new, or again; what it has goes on."""
+        if cordoned and not worker.cordoned:
+            self.scheduler.cordon_worker(worker, now)
+        elif worker.cordoned and not cordoned:
+            self.scheduler.uncordon_worker(worker)
+
     def worker_lost(self, worker: Worker, now: float, *, innocent: bool) -> None:
         """A worker's stream has ended, or counts as ended: its attempts are lost and run elsewhere.
 
         `innocent`: the worker said why, and it was none of its work, so that nothing is suspect.
         """
         self.timers.read(now)
+        self.speeds.forget(worker.id)
         self._cancels.pop(worker, None)
         self._recovery.worker_lost(worker, now, innocent=innocent)
 
@@ -147,6 +157,7 @@ class Decision:
         )
         if worker.counters_first is None:
             worker.counters_first = worker.counters
+        self.speeds.learn(worker.id, worker.facts.digest, stats)
         # Other brokers' work ages what the pool holds too.
         worker.clock = max(worker.clock, stats.prompt_tokens_computed + stats.generated_tokens)
 
@@ -197,6 +208,9 @@ class Decision:
             self.requests.add_usage(attempt.entry, usage)
             self._recovery.attempt_returned(attempt, now)
         else:
+            if not cut_short:
+                work = attempt.entry.work
+                self.speeds.ended(worker.facts.digest, work.samples * work.max_tokens, usage.generated_tokens)
             self.requests.ended_well(attempt, samples, usage, payload, prompt_logprobs)
 
     def failed(self, worker: Worker, handle: int, error: FabricError, usage: generation_pb2.Usage, now: float) -> None:
@@ -225,12 +239,13 @@ class Decision:
         """Fails work that no worker could run for too long, and forgets idle flows; called about every second."""
         limit = self._settings.nobody_limit_s
         served = {worker.facts.digest for worker in self.scheduler.workers.values() if worker.serving}
+        cordoned = {worker.facts.digest for worker in self.scheduler.workers.values() if worker.cordoned}
         for flow in list(self.scheduler.flows.values()):
             if not flow.entries:
                 if now - flow.served_at > _FLOW_KEPT_S:
                     self.requests.forget(flow)
-            elif flow.key.digests & served:
-                flow.nobody_since = None
+            elif flow.key.digests & served or (flow.key.digests & cordoned and not flow.interactive):
+                flow.nobody_since = None  # bulk work waits out what an operator does to its nodes
             elif flow.nobody_since is None:
                 flow.nobody_since = now
             elif now - flow.nobody_since > limit:

@@ -40,6 +40,11 @@ class NodeWatch:
         self._lost_at: float | None = None
 
     @property
+    def nodes(self) -> Nodes:
+        """All known nodes, by id, whatever their state."""
+        return self._nodes
+
+    @property
     def stale(self) -> bool:
         """Whether the provisioner has been away for longer than a lease."""
         return self._lost_at is not None and time.monotonic() - self._lost_at > LEASE_S

@@ -86,6 +86,24 @@ class Scheduler:
             flow.owners.remove_worker(worker.id)
         self.holdings.forget(worker)
 
+    def cordon_worker(self, worker: Worker, now: float) -> None:
+        """Gives a worker nothing more until `uncordon_worker`; what it has goes on."""
+        worker.cordoned = True
+        self.retire_worker(worker)
+        apart = worker.apart
+        if apart is not None:
+            left = [entry for entry in apart.waiting if entry.state is State.APART]
+            apart.waiting.clear()
+            if not apart.running:
+                worker.apart = None
+            self.set_apart(left, now)
+
+    def uncordon_worker(self, worker: Worker) -> None:
+        """Gives a cordoned worker work again."""
+        worker.cordoned = False
+        worker.serving = True
+        self.add_worker(worker)
+
     def remove_worker(self, worker: Worker) -> None:
         """Forgets a worker. Its attempts are the caller's to settle before."""
         self.retire_worker(worker)

@@ -176,6 +176,7 @@ class Worker:
         "apart",
         "claims",
         "clock",
+        "cordoned",
         "counters",
         "counters_first",
         "facts",
@@ -211,6 +212,8 @@ class Worker:
         """Prompt tokens that leaders at it have yet to compute."""
         self.serving = True
         """Whether it takes new work."""
+        self.cordoned = False
+        """Whether an operator has it take no new work: then it does not serve, and may again."""
         self.quiet = False
         """Whether it has been silent for a while: it gets nothing new until it speaks."""
         self.apart: Apart | None = None
