@@ -25,6 +25,8 @@ class Tap(grpc.GenericRpcHandler):
 
     def __init__(self) -> None:
         self.bend: Bend = bytes
+        self._open = asyncio.Event()
+        self._open.set()
         self.address = ""
         self._target: asyncio.Future[grpc.aio.Channel] = asyncio.get_running_loop().create_future()
         self._server = grpc.aio.server(options=_LONG)
@@ -44,6 +46,10 @@ class Tap(grpc.GenericRpcHandler):
         """Says where the worker listens; calls that came before wait for it."""
         self._target.set_result(grpc.aio.insecure_channel(address, options=_LONG))
 
+    def mute(self) -> None:
+        """Lets nothing through from the worker any more, with every connection left open."""
+        self._open.clear()
+
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         """See grpc.GenericRpcHandler; on the wire every call is a pair of streams."""
         method = handler_call_details.method
@@ -54,6 +60,7 @@ class Tap(grpc.GenericRpcHandler):
             call = (await self._target).stream_stream(method)(requests)
             try:
                 async for message in call:
+                    await self._open.wait()
                     yield self.bend(message) if method == _EXECUTE else message
             except grpc.aio.AioRpcError as error:
                 await context.abort(error.code(), error.details() or "", error.trailing_metadata() or ())
