@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -167,10 +167,10 @@ class _Audit:
         source, converted = dict(self._source.views), dict(self._converted.views)
         if "head" in converted and "head" not in source and "embedding" in source:
             self.notes.append("the source uses its embedding as output matrix; the conversion has one of its own")
-            source["head"] = source["embedding"]
+            source["head"] = replace(source["embedding"], role="head")
         if "head" in source and "head" not in converted and "embedding" in converted:
             self.notes.append("the conversion uses its embedding as output matrix")
-            converted["head"] = converted["embedding"]
+            converted["head"] = replace(converted["embedding"], role="head")
         for role, view in source.items():
             found = converted.get(role)
             if found is None:

@@ -19,6 +19,8 @@ from engines.audit.view import halves_apart, halves_interleaved
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy.typing as npt
+
     from engines.audit.limits import Limit
     from engines.audit.measure import Comparison
     from engines.audit.model import Model
@@ -32,6 +34,8 @@ _SHARE: Final = 0.9
 """Of the sampled rows that must agree for a mistake to be the reason."""
 _ALIKE: Final = 0.98
 """Cosine from which two rows are taken to hold the same thing, whatever else was done to them."""
+_FIND_VALUES: Final = 1 << 18
+"""Values of a source that are searched at a time."""
 _STRIP_VALUES_MAX: Final = 1 << 26
 """Most values of a source that are read to find an exchange of rows and columns."""
 
@@ -153,14 +157,33 @@ class Diagnosis:
             rows = np.concatenate([other.read(self._source.file, at, stop) for at, stop in starts])
             if _agree(rows, y, limit):
                 return Reason("swapped", f"it holds what the source calls {other.role}")
-        start, stop = starts[0]
-        part = y[: stop - start]
-        for other in self._neighbours(view):
-            # Parts of a fused tensor in another order begin with rows of one that has other extents.
-            if other.rows < stop or start % other.step or stop % other.step:
+        return self._inside(view, y[: starts[0][1] - starts[0][0]], limit)
+
+    def _inside(self, view: View, part: Rows, limit: Limit) -> Reason | None:
+        """Its first rows somewhere among those of the layer: parts of a fused tensor that stand in another order."""
+        layer = view.role.rpartition(".")[0]
+        for role, other in self._source.views.items():
+            if not layer or not role.startswith(f"{layer}.") or other.columns != view.columns or other.rows < 4:
                 continue
-            if _agree(other.read(self._source.file, start, stop), part, limit):
-                return Reason("swapped", f"it begins with the rows of what the source calls {other.role}")
+            at = self._find(other, part[0], limit)
+            after = min(part.shape[0], other.rows - at) // 2 if at is not None else 0
+            if at is None or after < 1 or (at == 0 and role == view.role):
+                continue
+            first = at // other.step * other.step
+            last = -(-(at + after) // other.step) * other.step
+            rows = other.read(self._source.file, first, last)[at - first : at - first + after]
+            if _agree(rows, part[:after], limit):
+                return Reason("swapped", f"it begins with row {at} of what the source calls {role}")
+        return None
+
+    def _find(self, view: View, row: Rows, limit: Limit) -> int | None:
+        """The row of a source tensor that is `row`, within what the format explains."""
+        block = max(view.step, _FIND_VALUES // view.columns // view.step * view.step)
+        for start in range(0, view.rows, block):
+            rows = view.read(self._source.file, start, min(view.rows, start + block))
+            alike = np.flatnonzero(_close(rows, np.broadcast_to(row, rows.shape), limit))
+            if alike.size:
+                return start + int(alike[0])
         return None
 
     def _candidates(self, view: View) -> Iterator[View]:
@@ -176,12 +199,6 @@ class Diagnosis:
             other for other in same if not other.role.startswith(f"{layer}.") and other.role.endswith(f".{name}")
         )
         yield from (other for other in same if other.role in ("embedding", "head"))
-
-    def _neighbours(self, view: View) -> Iterator[View]:
-        layer = view.role.rpartition(".")[0]
-        for role, other in self._source.views.items():
-            if role != view.role and role.startswith(f"{layer}.") and other.columns == view.columns:
-                yield other
 
     def _exchanged(self, view: View, starts: list[tuple[int, int]], y: Rows, limit: Limit) -> Reason | None:
         """Rows and columns exchanged, and written under the old extents."""
@@ -286,11 +303,16 @@ def _slid(rows: Rows, shift: int) -> Rows:
 
 def _agree(x: Rows, y: Rows, limit: Limit) -> bool:
     """Whether nearly all rows are within what the format explains."""
+    return _share(_close(x, y, limit)) >= _SHARE
+
+
+def _close(x: Rows, y: Rows, limit: Limit) -> npt.NDArray[np.bool_]:
+    """Which rows are within what the format explains."""
     with np.errstate(all="ignore"):
         apart = np.sqrt(np.square(y.astype(np.float64) - x).sum(axis=1))
         length = np.sqrt(np.square(x.astype(np.float64)).sum(axis=1))
         least = max(limit.row_error, 2 * limit.peak_error, 1e-6)
-        return _share(apart <= 1.5 * least * np.maximum(length, 1e-30)) >= _SHARE
+        return apart <= 1.5 * least * np.maximum(length, 1e-30)
 
 
 def _cosines(x: Rows, y: Rows) -> Rows:
