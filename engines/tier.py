@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import importlib.resources
-import tomllib
-import typing
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from services.common.errors import FailedPreconditionError, NotFoundError
+from engines import tables
+from services.common.errors import NotFoundError
 
 _FOLDER = "engines.tiers"
 
@@ -109,39 +107,4 @@ def parse(name: str, text: str) -> CpuTier:
     Raises:
         FailedPreconditionError: It is no TOML, or a field of it is missing, unknown or mistyped: all are named.
     """
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FailedPreconditionError(f"tier {name}: {error}") from error
-    wrong: list[str] = []
-    tier = _build(CpuTier, document, "", wrong)
-    if wrong:
-        raise FailedPreconditionError(f"tier {name}: " + "; ".join(wrong))
-    return typing.cast("CpuTier", tier)
-
-
-def _build(kind: Any, value: Any, path: str, wrong: list[str]) -> Any:
-    """The value of an annotated type; what does not fit goes into `wrong`, and the result is not to be used."""
-    if isinstance(kind, type) and is_dataclass(kind):
-        return _build_table(kind, value, path, wrong)
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            wrong.append(f"{path} is {value!r}, expected a list")
-            return ()
-        item = typing.get_args(kind)[0]
-        return tuple(_build(item, each, f"{path}[{index}]", wrong) for index, each in enumerate(value))
-    if type(value) is not kind:
-        wrong.append(f"{path} is {value!r}, expected {kind.__name__}")
-    return value
-
-
-def _build_table(kind: Any, value: Any, path: str, wrong: list[str]) -> Any:
-    if not isinstance(value, dict):
-        wrong.append(f"{path} is {value!r}, expected a table")
-        return None
-    at = f"{path}." if path else ""
-    hints = typing.get_type_hints(kind)
-    wrong += [f"{at}{name} is unknown" for name in value if name not in hints]
-    wrong += [f"{at}{field.name} is missing" for field in fields(kind) if field.name not in value]
-    built = {name: _build(hint, value[name], f"{at}{name}", wrong) for name, hint in hints.items() if name in value}
-    return kind(**built) if len(built) == len(hints) else None
+    return tables.parse(CpuTier, f"tier {name}", text)

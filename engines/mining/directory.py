@@ -3,31 +3,28 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
-import importlib.metadata
 import json
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from engines.contract_text import NOT_APPLICABLE, BuiltFrom, contract_text
 from engines.cpu import FileFacts
 from engines.publish import workplace
 from engines.sources import digest
 from services.common import schema
-from services.common.contract import CONTRACT_FILE, check, engine_digest
-from services.common.contract.wire import from_document, to_json
+from services.common.contract import CONTRACT_FILE, engine_digest
 from services.common.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from engines.mining.network import ModelShape
+    from engines.model_config import ModelShape
 
 CONFIGURATION_FILE = "tensorrt.json"
 PLAN_FILE = "mining.plan"
 TOKENIZER_FILE = "tokenizer.json"
-NOT_APPLICABLE = "not_applicable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +93,10 @@ def _write(content: bytes, path: Path) -> None:
 def _contract(engine: MiningEngine, files: dict[str, FileFacts]) -> bytes:
     shape, budget = engine.shape, engine.rows * engine.row_tokens
     one = [shape.hidden_size]
-    document = {
-        "contract_version": 1,
-        "engine_id": engine.engine_id,
-        "files": [{"path": p, "size_bytes": f.size_bytes, "sha256": f.sha256} for p, f in sorted(files.items())],
-        "model": {
+    return contract_text(
+        engine_id=engine.engine_id,
+        files=files,
+        model={
             "architecture": "llama",
             "layers": shape.layers,
             "hidden_size": shape.hidden_size,
@@ -109,8 +105,8 @@ def _contract(engine: MiningEngine, files: dict[str, FileFacts]) -> bytes:
             "activations_dtype": engine.activations_dtype,
             "kv_cache_dtype": NOT_APPLICABLE,
         },
-        "tokenizer": {"file": TOKENIZER_FILE, "end_token_ids": []},
-        "card": {
+        tokenizer={"file": TOKENIZER_FILE, "end_token_ids": []},
+        card={
             "family": engine.card_family,
             "compute_capability": engine.compute_capability,
             "memory_bytes": engine.card_memory_bytes,
@@ -118,7 +114,7 @@ def _contract(engine: MiningEngine, files: dict[str, FileFacts]) -> bytes:
             "tensor_parallel": 1,
             "pipeline_parallel": 1,
         },
-        "limits": {
+        limits={
             "max_input_tokens": engine.row_tokens,
             "max_sequence_tokens": engine.row_tokens,
             "max_output_tokens": 0,
@@ -131,7 +127,7 @@ def _contract(engine: MiningEngine, files: dict[str, FileFacts]) -> bytes:
             "beams": 1,
             "longest_step_ms": engine.longest_step_ms,
         },
-        "capabilities": {
+        capabilities={
             "guided_decoding": [],
             "samples_max": 1,
             "scoring": False,
@@ -142,16 +138,6 @@ def _contract(engine: MiningEngine, files: dict[str, FileFacts]) -> bytes:
                 "layers": list(engine.layers),
             },
         },
-        "runtime": {"name": "tensorrt", "version": engine.runtime_version},
-        "build": {
-            "tool": "ifab engine build",
-            "tool_version": importlib.metadata.version("inference-fabric"),
-            "flags": list(engine.flags),
-            "calibration": engine.calibration or NOT_APPLICABLE,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        },
-    }
-    proto = from_document(document)
-    if findings := check(proto):
-        raise FailedPreconditionError(f"{CONTRACT_FILE} would be refused: " + "; ".join(map(str, findings)))
-    return to_json(proto)
+        runtime={"name": "tensorrt", "version": engine.runtime_version},
+        built=BuiltFrom(engine.flags, engine.calibration),
+    )

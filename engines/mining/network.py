@@ -12,7 +12,7 @@ Attention is matmul, mask, softmax, matmul, because 10.6 has no attention layer;
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -20,23 +20,11 @@ import numpy.typing as npt
 
 from engines.graph.ir import DTYPES, Graph, Tensor
 
+if TYPE_CHECKING:
+    from engines.model_config import ModelShape
+
 MASKED = -30000.0
 """Added to scores of pairs that must not see each other: finite in every format used, and exp() of it is 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Figures of a Llama-family model, as its `config.json` states them."""
-
-    layers: int
-    hidden_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    vocab_size: int
-    norm_epsilon: float
-    rope_theta: float
 
 
 class Weights(Protocol):

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from engines.mining.network import ModelShape, Weights
+    from engines.mining.network import Weights
+    from engines.model_config import ModelShape
 
 Array = npt.NDArray[Any]
 

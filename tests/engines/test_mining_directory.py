@@ -10,7 +10,7 @@ import pytest
 
 from engines import inspect
 from engines.mining.directory import MiningEngine, write_directory
-from engines.mining.network import ModelShape
+from engines.model_config import ModelShape
 from services.common.errors import FailedPreconditionError
 
 if TYPE_CHECKING:

@@ -12,31 +12,13 @@ import pytest
 
 from engines.graph.ir import Graph, GraphError
 from engines.graph.numpy_interpreter import run
-from engines.mining.network import Fp8Scales, ModelShape, build_network
+from engines.mining.network import Fp8Scales, build_network
 from engines.mining.packing import pack
 from engines.mining.reference import hidden_states
+from engines.model_config import ModelShape
+from tests.engines.models import make_weights
 
 LENGTHS = (1, 20, 30, 78, 127, 128)
-
-
-def make_weights(shape: ModelShape, dtype: Any, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
-    rng = np.random.default_rng(seed)
-    hidden, inner, kv = shape.hidden_size, shape.intermediate_size, shape.kv_heads * shape.head_size
-    found = {
-        "model.embed_tokens.weight": rng.normal(size=(shape.vocab_size, hidden)),
-        "model.norm.weight": rng.normal(1, 0.1, hidden),
-    }
-    for index in range(shape.layers):
-        prefix = f"model.layers.{index}"
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            found[f"{prefix}.{name}.weight"] = rng.normal(1, 0.1, hidden)
-        for name, out in (("q", shape.heads * shape.head_size), ("k", kv), ("v", kv)):
-            found[f"{prefix}.self_attn.{name}_proj.weight"] = rng.normal(0, 0.1, (out, hidden))
-        found[f"{prefix}.self_attn.o_proj.weight"] = rng.normal(0, 0.1, (hidden, shape.heads * shape.head_size))
-        for name in ("gate", "up"):
-            found[f"{prefix}.mlp.{name}_proj.weight"] = rng.normal(0, 0.1, (inner, hidden))
-        found[f"{prefix}.mlp.down_proj.weight"] = rng.normal(0, 0.1, (hidden, inner))
-    return {name: value.astype(dtype) for name, value in found.items()}
 
 
 def make_prompts(shape: ModelShape, seed: int = 1) -> list[npt.NDArray[np.int32]]:
