@@ -2,6 +2,8 @@
 #include "admission_plan.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "admission.h"
 #include "formula.h"
@@ -82,13 +84,8 @@ std::vector<int32_t> prompt_of_group(Random& random, uint64_t group_seed, uint32
   return prompt;
 }
 
-}  // namespace
-
-uint64_t Random::next() {
-  return simulated::mix(state_++);
-}
-
-Plan Plan::of(uint64_t seed) {
+// Nothing where the engine is so small that hardly any request fits.
+std::optional<Plan> drawn(uint64_t seed) {
   Random random(simulated::mix(seed));
   Plan plan;
   const bool long_leader = random.one_in(256);
@@ -111,7 +108,7 @@ Plan Plan::of(uint64_t seed) {
     Request request;
     request.id = plan.requests.size() + 1;
     request.prompt = prompt_of_group(random, group_seed + group, head, random.between(1, 12));
-    if (random.one_in(marks_one_in)) request.prompt.back() = static_cast<int32_t>(random.between(kStalls, 63));
+    if (random.one_in(marks_one_in)) request.prompt.back() = static_cast<int32_t>(random.between(Plan::kStalls, 63));
     request.samples = random.one_in(6) ? random.between(1, 4) : 1;
     request.max_tokens = random.between(1, 10);
     request.priority = random.one_in(high_one_in) ? 1 : static_cast<int32_t>(random.between(0, 1)) - 1;
@@ -123,10 +120,24 @@ Plan Plan::of(uint64_t seed) {
     if (never_fits(facts, request).ok()) {
       plan.requests.push_back(std::move(request));
     } else if (++plan.never_fitted == 10 * kMostRequests) {
-      return of(seed + (uint64_t{1} << 63));  // an engine so small that hardly anything fits: another one instead
+      return std::nullopt;
     }
   }
   return plan;
+}
+
+}  // namespace
+
+uint64_t Random::next() {
+  return simulated::mix(state_++);
+}
+
+Plan Plan::of(uint64_t seed) {
+  // Seeds that give no plan are followed along one permutation of all seeds. Where the next one was chosen by adding
+  // half of the range, two such seeds led to each other for ever.
+  for (;; seed = simulated::mix(seed)) {
+    if (std::optional<Plan> plan = drawn(seed)) return *std::move(plan);
+  }
 }
 
 }  // namespace ifab::test

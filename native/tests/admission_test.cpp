@@ -49,6 +49,13 @@ TEST(AdmissionProperties, HoldOverRandomSchedules) {
   EXPECT_GT(leader_wait, kSchedules / 4);
 }
 
+// No plan comes of this seed itself, nor of the one at half of the range from it.
+TEST(AdmissionProperties, HoldWhereTheFirstEnginesAreTooSmall) {
+  const ScheduleReport report = Schedule<AdmissionRules>::of(10'000'022'695);
+  EXPECT_EQ(report.broken, "");
+  EXPECT_GE(report.requests, 64u);
+}
+
 template <class Rules>
 class AdmissionMutant : public ::testing::Test {};
 
