@@ -13,7 +13,7 @@ import pytest
 from engines.graph.ir import Graph, GraphError
 from engines.graph.numpy_interpreter import run
 from engines.mining.network import Fp8Scales, build_network
-from engines.mining.packing import pack
+from engines.mining.packing import lay_out, pack
 from engines.mining.reference import hidden_states
 from engines.model_config import ModelShape
 from tests.engines.models import make_weights
@@ -31,12 +31,13 @@ def cosine(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
 
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_every_layer_agrees_with_the_plain_model(kv_heads: int) -> None:
+def test_every_layer_agrees_with_the_plain_model(kv_heads: int, packed: bool) -> None:
     shape = ModelShape(3, 64, 128, 4, kv_heads, 16, 101, 1e-5, 10000.0)
     weights, prompts = make_weights(shape, np.float32), make_prompts(shape)
-    graph = build_network(shape, weights, dtype="float32", layers=(0, 1, 2, -1))
-    found = run(graph, pack(prompts, 128))
+    graph = build_network(shape, weights, packed=packed, dtype="float32", layers=(0, 1, 2, -1))
+    found = run(graph, (pack if packed else lay_out)(prompts, 128))
     for index, prompt in enumerate(prompts):
         expected = hidden_states(shape, weights, prompt)
         for name, state in zip(("layer_0", "layer_1", "layer_2", "hidden"), expected, strict=True):
@@ -78,8 +79,9 @@ def test_packing_wastes_little_and_refuses_what_cannot_fit() -> None:
     assert packed["input_ids"].shape == (3, 128)
     assert (packed["segments"] >= 0).all()
     for length in (0, 129):
-        with pytest.raises(ValueError, match=f"prompt 1 has {length} tokens, must have 1 to 128"):
-            pack([np.ones(5, np.int32), np.ones(length, np.int32)], 128)
+        for place in (pack, lay_out):
+            with pytest.raises(ValueError, match=f"prompt 1 has {length} tokens, must have 1 to 128"):
+                place([np.ones(5, np.int32), np.ones(length, np.int32)], 128)
 
 
 def test_types_and_extents_are_strict() -> None:
