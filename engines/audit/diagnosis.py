@@ -312,7 +312,7 @@ def _close(x: Rows, y: Rows, limit: Limit) -> npt.NDArray[np.bool_]:
         apart = np.sqrt(np.square(y.astype(np.float64) - x).sum(axis=1))
         length = np.sqrt(np.square(x.astype(np.float64)).sum(axis=1))
         least = max(limit.row_error, 2 * limit.peak_error, 1e-6)
-        return apart <= 1.5 * least * np.maximum(length, 1e-30)
+        return np.less_equal(apart, 1.5 * least * np.maximum(length, 1e-30))
 
 
 def _cosines(x: Rows, y: Rows) -> Rows:
@@ -330,8 +330,8 @@ def _factors(x: Rows, y: Rows) -> Rows | None:
         length = np.square(xs).sum(axis=1)
         if not (length > 0).all():
             return None
-        return ((xs * y).sum(axis=1) / length).astype(np.float32)
+        return np.asarray((xs * y).sum(axis=1) / length, np.float32)
 
 
-def _share(truths: object) -> float:
-    return float(np.mean(truths))  # type: ignore[arg-type]
+def _share(truths: npt.NDArray[np.bool_]) -> float:
+    return float(np.count_nonzero(truths)) / truths.size

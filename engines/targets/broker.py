@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our broker, asked one request a stream, and in bulk with everything that a request can say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
+from services.common.rpc import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import grpc
+
+    from engines.targets.target import OnTokens
+
+_AT_ONCE: Final = 256
+"""Most calls that are open at a time in `answers`."""
+
+
+class BrokerTarget:
+    """One engine behind a broker.
+
+    Args:
+        channels: To the broker; streams are spread over them, since each carries a hundred well.
+        engine_digest: Which engine; empty for any.
+        limit_s: Deadline of a request, in seconds.
+    """
+
+    def __init__(
+        self, channels: Sequence[grpc.aio.Channel], *, engine_digest: str = "", limit_s: float = 120.0
+    ) -> None:
+        self._stubs = [broker_service_pb2_grpc.BrokerServiceStub(each) for each in channels]
+        self._digest = engine_digest
+        self._limit_s = limit_s
+        self._asked = 0
+
+    @property
+    def name(self) -> str:
+        """See Target."""
+        return "broker" + (f", engine {self._digest[:12]}" if self._digest else "")
+
+    async def ask(self, prompt: str, max_tokens: int, on_tokens: OnTokens) -> None:
+        """See Target."""
+        request = broker_service_pb2.GenerationRequest(max_tokens=max_tokens, ignore_end=True, return_token_ids=True)
+        request.prompt.text = prompt
+        request.engine.engine_digest = self._digest
+        self._asked += 1
+        stub = self._stubs[self._asked % len(self._stubs)]
+        call = stub.GenerateStream(broker_service_pb2.GenerateStreamRequest(request=request), timeout=self._limit_s)
+        try:
+            with translated():
+                async for message in call:
+                    if message.delta.token_ids:
+                        on_tokens(len(message.delta.token_ids))
+        finally:
+            call.cancel()
+
+    async def answers(
+        self, requests: Sequence[broker_service_pb2.GenerationRequest]
+    ) -> list[broker_service_pb2.GenerationResult]:
+        """Answers to many requests, in their order; all go to this target's engine.
+
+        Raises:
+            FabricError: One of them failed; the others are cancelled.
+        """
+        room = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(
+            number: int, request: broker_service_pb2.GenerationRequest
+        ) -> broker_service_pb2.GenerationResult:
+            request.engine.engine_digest = self._digest
+            request.lane = broker_service_pb2.LANE_BULK
+            stub = self._stubs[number % len(self._stubs)]
+            async with room:
+                with translated():
+                    reply = await stub.Generate(
+                        broker_service_pb2.GenerateRequest(request=request), timeout=self._limit_s
+                    )
+            return reply.result
+
+        tasks = [asyncio.create_task(one(number, request)) for number, request in enumerate(requests)]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
