@@ -1,126 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load on the broker's decision core alone: work goes in, ends come back, no wire and no engine."""
+"""What somebody waits for who calls while a bulk job has the engine: `make bench-load`.
+
+Single calls for one token, one after the other, over real gRPC through broker and worker, three times:
+
+    added    on an engine whose steps take no time: what is measured is what the suite adds
+    alone    on an engine whose steps take 10 ms, with nothing else there
+    loaded   the same while a bulk job of prompts with shared heads keeps all of its slots busy
+
+`bulk_rows` of the job ended meanwhile. Everything shares the machine, the client that measures included.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import statistics
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
+import grpc
 import numpy as np
 
-from ifabric.engine.v1 import generation_pb2
-from services.broker.core.decision import Decision
-from services.broker.core.settings import CoreSettings
-from services.broker.core.workers import EngineFacts
-from services.broker.work import SampleEnd, Work
+from benchmarks.frame import Report
+from benchmarks.throughput import CALLS, VOCABULARY, Suite, latencies_ms, ready
+from ifabric.broker.v1 import broker_service_pb2 as wire
+from ifabric.broker.v1 import broker_service_pb2_grpc
+from services.common.rpc import channel
 
 if TYPE_CHECKING:
-    from services.broker.core.attempts import Attempt
-    from services.common.errors import FabricError
+    from collections.abc import Sequence
 
-DIGEST = "0" * 64
-_SAMPLING = generation_pb2.SamplingParameters()
-_DIGESTS = frozenset({DIGEST})
-
-
-def engine_facts(vocabulary: int, block_tokens: int) -> EngineFacts:
-    """An engine with so large a vocabulary and blocks."""
-    return EngineFacts(DIGEST, vocabulary, block_tokens, slots=256, step_token_budget=1 << 16, longest_step_s=10.0)
+RUNS = 3
+STEP_US = 10_000
+BULK_ROWS, BULK_TOKENS, BULK_BATCH = 50_000, 64, 250
 
 
-class Silence:
-    """A sink that nobody listens to."""
-
-    def started(self, work: Work, engine_digest: str) -> None:
-        """See Sink."""
-
-    def tokens(self, work: Work, sample: int, tokens: object, logprobs: object) -> None:
-        """See Sink."""
-
-    def restarted(self, work: Work) -> bool:
-        """See Sink."""
-        return True
-
-    def finished(self, work: Work, end: object) -> None:
-        """See Sink."""
-
-    def failed(self, work: Work, error: FabricError) -> None:
-        """See Sink."""
-        raise AssertionError(f"{work.key} failed: {error}")
+def bulk_messages() -> list[wire.ExchangeRequest]:
+    """More bulk work than the measurement lasts: 100 heads of 512 tokens, 64 of their own each."""
+    rng = np.random.default_rng(7)
+    heads = rng.integers(300, VOCABULARY, (100, 512), dtype=np.int32)
+    made = []
+    for first in range(0, BULK_ROWS, BULK_BATCH):
+        message = wire.ExchangeRequest()
+        for at in range(first, first + BULK_BATCH):
+            request = message.requests.add(request_id=f"bulk-{at}", max_tokens=BULK_TOKENS)
+            tail = rng.integers(300, VOCABULARY, 64, dtype=np.int32)
+            request.prompt.packed_token_ids = np.concatenate([heads[at % 100], tail]).tobytes()
+        made.append(message)
+    made[0].open.CopyFrom(wire.ExchangeOpen(job_id="bulk"))
+    return made
 
 
-class Load:
-    """Makes work and drives it through a core.
+class BulkJob:
+    """A job that runs beside the calls until it is cancelled."""
 
-    Args:
-        vocabulary: Ids are drawn below it.
-        block_tokens: Of the engine.
-        heads: Shared heads; 0 for prompts that share nothing.
-        head_tokens: Their length.
-        prompt_tokens: Length of a prompt, its head included.
-        max_tokens: What each may generate.
-    """
-
-    def __init__(
-        self, *, vocabulary: int, block_tokens: int, heads: int, head_tokens: int, prompt_tokens: int, max_tokens: int
-    ) -> None:
-        self.decision = Decision(CoreSettings(waiting_requests_max=10_000_000, waiting_bytes_max=1 << 40))
-        self.decision.learn_engine(engine_facts(vocabulary, block_tokens))
-        self.now = 0.0
-        self._rng = np.random.default_rng(1)
-        self._vocabulary = vocabulary
-        self._heads = [self._ids(head_tokens) for _ in range(heads)] or [self._ids(0)]
-        self._tail_tokens = prompt_tokens - head_tokens
-        self._max_tokens = max_tokens
-        self._usage = generation_pb2.Usage(
-            prompt_tokens=prompt_tokens,
-            cached_tokens=head_tokens,
-            computed_tokens=prompt_tokens - head_tokens,
-            generated_tokens=max_tokens,
-        )
-        self._sink = Silence()
-        self._made = 0
+    def __init__(self, stub: Any) -> None:
+        self._call = stub.Exchange()
+        self._more = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
         self.ended = 0
 
-    def works(self, count: int) -> list[Work]:
-        """Makes so much work."""
-        return [self._work() for _ in range(count)]
+    async def under_way(self, rows: int) -> None:
+        """Waits until so many rows have ended."""
+        async with asyncio.timeout(60):
+            while self.ended < rows:
+                self._more.clear()
+                await self._more.wait()
 
-    def submit(self, count: int) -> None:
-        """Makes so much work and hands it in."""
-        for refusal in self.decision.submit(self.works(count), self.now):
-            if refusal is not None:
-                raise refusal
+    async def stop(self) -> None:
+        """Ends it."""
+        self._call.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def give(self) -> list[Attempt]:
-        """Lets the core give out what can go."""
-        self.now += 0.05
-        return self.decision.give_out(self.now)
+    async def _write(self) -> None:
+        for message in bulk_messages():
+            await self._call.write(message)
 
-    def finish(self, count: int) -> None:
-        """Gives out, and ends so many of what is out, oldest first."""
-        self.give()
-        for worker in self.decision.scheduler.workers.values():
-            for handle, attempt in list(worker.outstanding.items())[:count]:
-                self.decision.context_done(worker, handle, attempt.head_tokens, self._usage.computed_tokens)
-                self.decision.finished(worker, handle, _NO_SAMPLES, self._usage, None, None, self.now)
-                self.ended += 1
-        self.decision.deliver()
-
-    def _ids(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        return self._rng.integers(0, self._vocabulary, count, dtype=np.int32)
-
-    def _work(self) -> Work:
-        self._made += 1
-        head = self._heads[self._made % len(self._heads)]
-        return Work(
-            ("", f"row-{self._made}"),
-            np.concatenate([head, self._ids(self._tail_tokens)]),
-            self._max_tokens,
-            _DIGESTS,
-            self._sink,
-            job="job",
-            sampling=_SAMPLING,
-        )
+    async def _read(self) -> None:
+        while (answer := await self._call.read()) is not grpc.aio.EOF:
+            self.ended += sum(outcome.HasField("finished") for outcome in answer.outcomes)
+            self._more.set()
 
 
-_NO_SAMPLES: list[SampleEnd] = []
+async def measure(suite: Suite, *, with_bulk: bool) -> tuple[dict[str, list[list[float]]], int]:
+    """Latencies in ms, ascending, by kind and run; and how many bulk rows ended during those that were loaded."""
+    found: dict[str, list[list[float]]] = {}
+    async with channel(suite.broker.address) as made, channel(suite.broker.address) as other:
+        stub = broker_service_pb2_grpc.BrokerServiceStub(made)
+        await ready(stub)
+        await latencies_ms(stub)
+        found["alone"] = [await latencies_ms(stub) for _ in range(RUNS)]
+        if not with_bulk:
+            return found, 0
+        job = BulkJob(broker_service_pb2_grpc.BrokerServiceStub(other))
+        await job.under_way(500)
+        before = job.ended
+        found["loaded"] = [await latencies_ms(stub) for _ in range(RUNS)]
+        rows = job.ended - before
+        await job.stop()
+    return found, rows
+
+
+def tell(report: Report, name: str, runs: Sequence[Sequence[float]], goal: str = "") -> None:
+    """Adds p50 and p99 of one kind."""
+    report.figure(f"{name}_p50_ms", [statistics.median(run) for run in runs], unit="ms")
+    report.figure(f"{name}_p99_ms", [run[int(CALLS * 0.99)] for run in runs], unit="ms", goal=goal)
+
+
+def main() -> None:
+    """Measures all three."""
+    report = Report("load")
+    report.fact("calls", CALLS)
+    with ExitStack() as stack:
+        found, _ = asyncio.run(measure(Suite(stack), with_bulk=False))
+    tell(report, "added", found["alone"], "<= 2")
+    with ExitStack() as stack:
+        real = {"time_mode": "real", "step_us": STEP_US, "slots": 64, "step_token_budget": 8192}
+        found, rows = asyncio.run(measure(Suite(stack, **real), with_bulk=True))
+    for name, runs in found.items():
+        tell(report, name, runs)
+    report.fact("step_ms", STEP_US / 1000)
+    report.fact("bulk_rows", rows)
+    report.print()
+
+
+if __name__ == "__main__":
+    main()

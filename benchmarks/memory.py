@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from benchmarks.core_load import Load, engine_facts
 from benchmarks.frame import Report
-from benchmarks.load import Load, engine_facts
 from services.broker.core.workers import Amount, Worker
 
 if TYPE_CHECKING:

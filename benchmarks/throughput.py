@@ -33,8 +33,8 @@ import grpc
 import numpy as np
 import psutil
 
+from benchmarks.core_load import Load, engine_facts
 from benchmarks.frame import Report
-from benchmarks.load import Load, engine_facts
 from engines.simulated import write_simulated_engine
 from ifabric.broker.v1 import broker_service_pb2 as wire
 from ifabric.broker.v1 import broker_service_pb2_grpc
@@ -62,28 +62,31 @@ Profile = dict[str, tuple[float, int]]
 
 
 class Suite:
-    """Provisioner, worker and broker as processes; the broker under cProfile where a file for it is named."""
+    """Provisioner, worker and broker as processes; the broker under cProfile where a file for it is named.
 
-    def __init__(self, stack: ExitStack, profile: Path | None = None) -> None:
-        engine = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "engine"
-        write_simulated_engine(
-            engine,
-            slots=256,
-            step_token_budget=1 << 16,
-            kv_block_tokens=64,
-            kv_pool_blocks=200_000,
-            max_input_tokens=2048,
-            max_sequence_tokens=4096,
-            vocab_size=VOCABULARY,
-            step_us=0,
-            prompt_token_ns=0,
-            generated_token_ns=0,
-        )
+    The engine's steps take no time, unless `engine` says otherwise.
+    """
+
+    def __init__(self, stack: ExitStack, profile: Path | None = None, **engine: Any) -> None:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "engine"
+        figures: dict[str, Any] = {
+            "slots": 256,
+            "step_token_budget": 1 << 16,
+            "kv_block_tokens": 64,
+            "kv_pool_blocks": 200_000,
+            "max_input_tokens": 2048,
+            "max_sequence_tokens": 4096,
+            "vocab_size": VOCABULARY,
+            "step_us": 0,
+            "prompt_token_ns": 0,
+            "generated_token_ns": 0,
+        }
+        write_simulated_engine(directory, **(figures | engine))
         self.provisioner = stack.enter_context(ServiceProcess("services.provisioner"))
         self.worker = stack.enter_context(
             ServiceProcess(
                 "services.worker",
-                {"engine_dir": str(engine), "provisioner": self.provisioner.address, "node_id": "bench"},
+                {"engine_dir": str(directory), "provisioner": self.provisioner.address, "node_id": "bench"},
             )
         )
         self.broker = stack.enter_context(
