@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The secured suite end to end: who gets what, what is closed, certificates that change, nothing that leaks."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import subprocess
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+
+from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc, job_service_pb2, job_service_pb2_grpc
+from services.common import reasons
+from services.common.errors import FabricError, from_status
+from tests.security.secured import KEYS, SecuredSuite, authorization, key
+from tests.support import suite as commands
+from tests.support.processes import environment, run_to_end
+from tests.support.waiting import block_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredSuite]:
+    with SecuredSuite(tmp_path_factory.mktemp("secured")) as running:
+        yield running
+
+
+def error_of(call: grpc.RpcError) -> FabricError:
+    status = rpc_status.from_call(call)  # type: ignore[arg-type]
+    assert status is not None, call
+    return from_status(status)
+
+
+def metrics(suite: SecuredSuite, address: str) -> str:
+    """What the endpoint shows to the operator's certificate."""
+    files = suite.operator.files
+    context = ssl.create_default_context(cafile=str(suite.authority.path))
+    context.load_cert_chain(files.certificate, files.key)
+    address = address.replace("127.0.0.1", "localhost")
+    with urllib.request.urlopen(f"https://{address}/metrics", timeout=5, context=context) as answer:
+        return str(answer.read().decode())
+
+
+def test_a_token_opens_what_its_scopes_name(suite: SecuredSuite) -> None:
+    assert suite.generate("acme").result.samples
+    with pytest.raises(grpc.RpcError) as caught:
+        suite.generate("reader")
+    error = error_of(caught.value)
+    assert (error.reason, error.metadata["scopes"]) == (reasons.SCOPE_MISSING, "generate")
+
+
+def test_nobody_gets_in_without_a_token_or_in_the_clear(suite: SecuredSuite) -> None:
+    request = broker_service_pb2.ListEnginesRequest()
+    with suite.channel() as channel:
+        stub: Any = broker_service_pb2_grpc.BrokerServiceStub(channel)
+        for metadata, reason in (
+            ((), reasons.TOKEN_MISSING),
+            ((("authorization", "Bearer guessed"),), reasons.TOKEN_INVALID),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.ListEngines(request, timeout=5, metadata=metadata)
+            assert error_of(caught.value).reason == reason
+    with suite.channel(plain=True) as channel:
+        stub = broker_service_pb2_grpc.BrokerServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ListEngines(request, timeout=5, metadata=authorization("acme"))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+
+
+def test_jobs_of_one_tenant_are_nothing_to_another(suite: SecuredSuite) -> None:
+    with suite.channel() as channel:
+        stub: Any = job_service_pb2_grpc.JobServiceStub(channel)
+        spec = job_service_pb2.JobSpec(job_id="mine")
+        made = stub.CreateJob(
+            job_service_pb2.CreateJobRequest(spec=spec), timeout=10, metadata=authorization("acme")
+        ).job
+        assert made.spec.tenant == "acme"
+        get = job_service_pb2.GetJobRequest(job_id="mine")
+        assert stub.GetJob(get, timeout=10, metadata=authorization("reader")).job.spec.tenant == "acme"
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.GetJob(get, timeout=10, metadata=authorization("other"))
+        assert error_of(caught.value).reason == reasons.JOB_UNKNOWN
+        get.tenant = "acme"
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.GetJob(get, timeout=10, metadata=authorization("other"))
+        assert error_of(caught.value).reason == reasons.TENANT_DIFFERS
+        assert stub.GetJob(get, timeout=10, metadata=authorization("person")).job.spec.job_id == "mine"
+
+
+def test_commands_take_token_and_certificate(suite: SecuredSuite) -> None:
+    generated = suite.ifab("generate", "hi", "-n", "3", "--json", "--broker", suite.broker.address, token="acme")
+    assert generated.returncode == 0, generated.stderr
+    listed = suite.ifab("nodes", "--json", "--provisioner", suite.provisioner.address, operator=True)
+    assert listed.returncode == 0, listed.stderr
+    assert json.loads(listed.stdout)["nodes"][0]["state"] == "NODE_STATE_ACCEPTED"
+    refused = suite.ifab("nodes", "--provisioner", suite.provisioner.address, token="person")
+    assert refused.returncode == 1  # the provisioner wants a certificate, whatever the token
+    closed = suite.ifab("generate", "hi", "--broker", suite.broker.address, token="reader")
+    assert closed.returncode == 1
+    assert "one of the scopes generate" in closed.stderr
+    assert key("reader") not in closed.stderr + closed.stdout
+
+
+def test_a_command_never_sends_a_token_in_the_clear_to_another_machine() -> None:
+    sent = subprocess.run(
+        [*commands.IFAB, "generate", "hi", "--broker", "192.0.2.1:7600"],
+        env=environment({"IFAB_CLI_TOKEN": "CANARY"}),
+        text=True,
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert sent.returncode == 1
+    assert "the token would go to 192.0.2.1:7600 in the clear" in sent.stderr
+    assert "CANARY" not in sent.stderr
+
+
+def test_a_key_that_the_command_makes_lets_its_bearer_in(suite: SecuredSuite) -> None:
+    made = commands.run("key", "fresh", "--tenant", "acme", "--scope", "generate")
+    assert made.returncode == 0, made.stderr
+    token, _, entry = made.stdout.partition("\n")
+    path = suite.folder / "access.toml"
+    path.write_text(path.read_text() + entry)
+
+    def let_in() -> bool:
+        with suite.channel() as channel:
+            stub: Any = broker_service_pb2_grpc.BrokerServiceStub(channel)
+            try:
+                stub.ListEngines(
+                    broker_service_pb2.ListEnginesRequest(),
+                    timeout=5,
+                    metadata=(("authorization", f"Bearer {token}"),),
+                )
+            except grpc.RpcError:
+                return False
+        return True
+
+    block_until(let_in, what="the new key is known")
+
+
+def test_reflection_is_for_operators(suite: SecuredSuite) -> None:
+    def listed(name: str) -> list[str]:
+        with suite.channel() as channel:
+            make: Any = reflection_pb2_grpc.ServerReflectionStub
+            asked = make(channel).ServerReflectionInfo(
+                iter([reflection_pb2.ServerReflectionRequest(list_services="")]),
+                timeout=5,
+                metadata=authorization(name),
+            )
+            return [service.name for service in next(asked).list_services_response.service]
+
+    assert "ifabric.broker.v1.BrokerService" in listed("person")
+    with pytest.raises(grpc.RpcError) as caught:
+        listed("acme")
+    assert error_of(caught.value).reason == reasons.SCOPE_MISSING
+
+
+def test_health_alone_is_served_in_the_clear(suite: SecuredSuite) -> None:
+    for service in suite.services:
+        with grpc.insecure_channel(service.line["health"]) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            for name in ("", "liveness"):
+                answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            other: Any = broker_service_pb2_grpc.BrokerServiceStub(channel)
+            with pytest.raises(grpc.RpcError) as caught:
+                other.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=5)
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.Check(health_pb2.HealthCheckRequest(service="x" * 5000), timeout=5)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+    with grpc.insecure_channel(suite.worker.line["health"]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = stub.Check(health_pb2.HealthCheckRequest(service="engine/simulated-test"), timeout=5)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_metrics_want_a_certificate(suite: SecuredSuite) -> None:
+    for service in suite.services:
+        text = metrics(suite, service.metrics)
+        (left,) = re.findall(r"^ifabric_tls_certificate_remaining_duration_seconds (\S+)$", text, re.MULTILINE)
+        assert 0 < float(left) <= 86_400
+        with pytest.raises(OSError):  # noqa: PT011 -- whichever end notices first
+            urllib.request.urlopen(f"http://{service.metrics}/metrics", timeout=5)
+        stranger = ssl.create_default_context(cafile=str(suite.authority.path))
+        with pytest.raises(OSError):  # noqa: PT011 -- whichever end notices first
+            urllib.request.urlopen(
+                f"https://{service.metrics.replace('127.0.0.1', 'localhost')}/metrics", timeout=5, context=stranger
+            ).read()
+
+
+def test_certificates_change_under_a_suite_that_runs_on(suite: SecuredSuite) -> None:
+    for role in ("provisioner", "worker", "broker", "operator"):
+        suite.authority.issue(role)
+
+    def taken() -> bool:
+        return all(
+            'ifabric_tls_certificate_reloads_total{outcome="taken"} 0.0' not in metrics(suite, service.metrics)
+            for service in suite.services
+        )
+
+    block_until(taken, within_s=15.0, what="each service has taken its new certificate")
+    assert suite.generate("acme").result.samples
+    # A worker that starts anew is met with new certificates on all sides: provisioner, broker and its own.
+    suite.worker.stop()
+    suite.worker = suite.start_worker()
+    block_until(lambda: suite.generate("acme").result.samples, within_s=30.0, what="the new worker serves")
+
+
+@pytest.mark.parametrize(
+    ("service", "settings", "said"),
+    [
+        ("provisioner", {"listen": "0.0.0.0:0"}, "grpc would speak in the clear there"),
+        ("provisioner", {"metrics_listen": "0.0.0.0:0"}, "metrics would speak in the clear there"),
+        ("provisioner", {"health_listen": "0.0.0.0:0"}, "health would speak in the clear there"),
+        ("provisioner", {"tls_cert": "/nowhere"}, "tls_key and tls_ca left out"),
+        ("broker", {"provisioner": "127.0.0.1:1", "jwks_file": "/nowhere"}, "needs token_issuer and token_audience"),
+        ("broker", {"provisioner": "127.0.0.1:1", "access_file": "/nowhere"}, "cannot read /nowhere"),
+    ],
+)
+def test_a_service_does_not_start_open_by_mistake(service: str, settings: dict[str, str], said: str) -> None:
+    words = [word for name, value in settings.items() for word in ("--" + name.replace("_", "-"), value)]
+    ended = run_to_end(f"services.{service}", words)
+    assert ended.returncode == 2
+    assert said in ended.stderr.strip().splitlines()[-1]
+
+
+CANARY = "CANARY-PROMPT-4711"
+
+
+def test_no_prompt_and_no_secret_is_in_logs_errors_or_metrics(suite: SecuredSuite) -> None:
+    seen: list[str] = []
+
+    def attempt(**request: Any) -> None:
+        try:
+            suite.generate("acme", **request)
+        except grpc.RpcError as error:
+            call: Any = error
+            seen.append(f"{call.details()} {call.trailing_metadata()}")
+
+    attempt(prompt=CANARY)
+    attempt(prompt=CANARY, max_tokens=0)
+    attempt(prompt=CANARY, stop=[CANARY, ""])
+    attempt(prompt=CANARY, cache_salt=CANARY * 10)
+    attempt(prompt=CANARY * 1000)
+    attempt(prompt=CANARY, priority=1000)
+    attempt(prompt=CANARY, max_tokens=10**6)
+    suite.ifab("generate", CANARY, "-n", "3", "--broker", suite.broker.address, token="acme")
+    with suite.channel() as channel:
+        unknown: Any = channel.unary_unary("/ifabric.broker.v1.BrokerService/Generate")
+        with pytest.raises(grpc.RpcError) as caught:
+            unknown(CANARY.encode() * 3, timeout=5, metadata=authorization("acme"))
+        seen.append(str(caught.value))
+    assert len(seen) >= 6
+    shown = "".join(seen) + suite.written() + "".join(metrics(suite, each.metrics) for each in suite.services)
+    assert "call.failed" not in shown
+    for secret in (CANARY, "BEGIN PRIVATE", "CANARY-KEY", *(key(name) for name in KEYS)):
+        assert secret not in shown
