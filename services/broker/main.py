@@ -7,12 +7,18 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from ifabric.broker.v1 import broker_service_pb2_grpc
+from ifabric.broker.v1 import broker_service_pb2_grpc, operator_service_pb2_grpc
 from services.broker.core import Broker
 from services.broker.frontdoor.exchange import ExchangeLimits
+from services.broker.frontdoor.intake import Intake
+from services.broker.frontdoor.selection import EngineDirectory
 from services.broker.frontdoor.servicer import FULL_NAME, BrokerServicer, FrontDoorLimits
 from services.broker.frontdoor.tokenization import CodecStore
 from services.broker.jobs import Jobs
+from services.broker.operators.cordons import Cordons
+from services.broker.operators.estimate import Estimator
+from services.broker.operators.servicer import FULL_NAME as OPERATOR_SERVICE
+from services.broker.operators.servicer import OperatorServicer
 from services.common.rpc import Dialer, Server
 
 if TYPE_CHECKING:
@@ -30,8 +36,9 @@ async def serve(settings: BrokerSettings, process: Process) -> None:
     it stays ready when the provisioner goes away, since its workers do not.
 
     Raises:
-        StartError: The address to listen on is taken, or the journal cannot be opened.
+        StartError: The address to listen on is taken, or the journal or the cordoned nodes cannot be read.
     """
+    cordons = Cordons(settings.cordon_file)
     core = Broker(
         settings.core(),
         settings.provisioner,
@@ -39,6 +46,7 @@ async def serve(settings: BrokerSettings, process: Process) -> None:
         telemetry=process.telemetry,
         tasks=process.tasks,
         dialer=Dialer(process.credentials, message_bytes_max=settings.message_bytes_max),
+        cordoned=cordons.nodes,
     )
     executor = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
     codecs = CodecStore(
@@ -62,6 +70,11 @@ async def serve(settings: BrokerSettings, process: Process) -> None:
     )
     if jobs is not None:
         jobs.serve(server)
+    intake = Intake(EngineDirectory(core.catalog), codecs)
+    estimator = Estimator(intake, core.catalog, core, decode_weight=settings.decode_weight)
+    operators = OperatorServicer(core, cordons, jobs, estimator)
+    server.add(operator_service_pb2_grpc.add_OperatorServiceServicer_to_server, operators, OPERATOR_SERVICE)
+    server.on_drain("operators", operators.drain)
     process.announce(await server.start(), health=server.health_address)
     await core.start()
     if jobs is not None:

@@ -102,6 +102,9 @@ class BrokerSettings(ServiceSettings, env_prefix="IFAB_BROKER_"):
     attempts_max: PositiveInt = _CORE.attempts_max
     """Attempts after which a bulk request fails, whatever lost them."""
 
+    cordon_file: Path | None = None
+    """File that remembers which nodes are cordoned; absent, they are cordoned as long as the process lives."""
+
     journal: str = Field(default="", max_length=4096)
     """Where jobs are kept: path of a SQLite file, or a postgresql:// URL, without password, for several brokers.
     Empty: no jobs are served."""

@@ -160,7 +160,8 @@ class Suite:
             node = f"local-{number}"
             await self._spawn("worker", node, listen, *peers, "--engine-dir", str(engine), "--node-id", node)
         journal = plan.journal or plan.logs / "jobs.sqlite"
-        await self._spawn("broker", "broker", plan.broker, *peers, "--journal", str(journal.absolute()))
+        kept = ("--journal", str(journal.absolute()), "--cordon-file", str((plan.logs / "cordons.json").absolute()))
+        await self._spawn("broker", "broker", plan.broker, *peers, *kept)
 
     async def _spawn(self, kind: str, name: str, listen: str, *flags: str) -> Service:
         """Starts one service and returns once it listens."""

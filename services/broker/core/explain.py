@@ -107,9 +107,11 @@ def _waiting(entry: Entry, scheduler: Scheduler, now: float, nobody_limit_s: flo
         return [why_not, *said]
     if flow.ready_at > now:
         return [f"It waits {_seconds(flow.ready_at - now)} for others that share its head.", *said]
-    leads = [(worker, leader) for worker in able if (leader := _leader_over(entry, worker)) is not None]
-    if leads:
-        worker, (leader, tokens) = leads[0]
+    for worker in able:
+        lead = _leader_over(entry, worker)
+        if lead is None:
+            continue
+        leader, tokens = lead
         return [
             f"It shares its first {tokens:,} tokens with {leader.entry.work.key[1]!r}, which computes them on "
             f"{worker.node_id} now; it follows once they are there.",

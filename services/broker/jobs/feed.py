@@ -77,6 +77,11 @@ class JobRow(OutputSink):
         self._feed.row_failed(self, error)
 
 
+def core_id(job: int, row: int) -> str:
+    """The id under which the core has a row, by the journal's numbers of the job and of the row in it."""
+    return f"job/{job}/{row}"
+
+
 class JobFeed:
     """A job that this broker works on.
 
@@ -247,18 +252,9 @@ class JobFeed:
             self._end_badly(row.row, row.row_id, row.group, error)
 
     def _request(self, row: StoredRow) -> broker_service_pb2.GenerationRequest:
-        """The row's request with the job's defaults where it says nothing."""
         sent = broker_service_pb2.GenerationRequest.FromString(row.body)
-        made = broker_service_pb2.GenerationRequest()
-        made.CopyFrom(self.spec.defaults)
-        if sent.stop:
-            del made.stop[:]
-        if sent.stop_token_ids:
-            del made.stop_token_ids[:]
-        if sent.HasField("guide"):
-            made.ClearField("guide")
-        made.MergeFrom(sent)
-        made.request_id = f"job/{self.job.number}/{row.row}"
+        made = rules.row_request(self.spec.defaults, sent)
+        made.request_id = core_id(self.job.number, row.row)
         made.tenant = self.job.tenant
         made.lane = broker_service_pb2.LANE_BULK
         if not made.HasField("priority"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ifabric.broker.v1 import job_service_pb2
+from ifabric.broker.v1 import broker_service_pb2, job_service_pb2
 from services.broker.frontdoor.rules import PRIORITY_LIMIT, TENANT_CHARACTERS, check_request
 from services.broker.journal.order import sort_key
 from services.broker.journal.values import Result, Row
@@ -20,8 +20,6 @@ from services.common.errors import AlreadyExistsError, FabricError, InvalidArgum
 if TYPE_CHECKING:
     from google.protobuf import timestamp_pb2
     from google.rpc import status_pb2
-
-    from ifabric.broker.v1 import broker_service_pb2
 
 ROW_ID_BYTES = 512
 _JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -85,7 +83,7 @@ def deadline_of(changes: job_service_pb2.JobSpec | job_service_pb2.UpdateJobRequ
 def taken(sent: job_service_pb2.JobRow, number: int) -> Row:
     """Turns a row as it was sent into what the journal keeps; one at fault is kept with its error."""
     row_id = sent.row_id.encode()
-    error = _fault(sent, row_id)
+    error = fault(sent, row_id)
     kept_id = row_id[:ROW_ID_BYTES]
     if error is None:
         request = sent.request
@@ -93,6 +91,22 @@ def taken(sent: job_service_pb2.JobRow, number: int) -> Row:
     status = to_status(error) if isinstance(error, FabricError) else error
     failure = job_service_pb2.RowResult(row=number, row_id=kept_id.decode("utf-8", "ignore"), failed=status)
     return Row(kept_id, sent.request.SerializeToString(deterministic=True), b"", failure.SerializeToString())
+
+
+def row_request(
+    defaults: broker_service_pb2.GenerationRequest, sent: broker_service_pb2.GenerationRequest
+) -> broker_service_pb2.GenerationRequest:
+    """A row's request with the job's defaults where it says nothing; what is the job's is still to be set."""
+    made = broker_service_pb2.GenerationRequest()
+    made.CopyFrom(defaults)
+    if sent.stop:
+        del made.stop[:]
+    if sent.stop_token_ids:
+        del made.stop_token_ids[:]
+    if sent.HasField("guide"):
+        made.ClearField("guide")
+    made.MergeFrom(sent)
+    return made
 
 
 def repeated(row: int, row_id: bytes) -> Result:
@@ -107,7 +121,7 @@ def failure(row: int, row_id: bytes, error: FabricError) -> Result:
     return Result(row, made.SerializeToString(), failed=True)
 
 
-def _fault(sent: job_service_pb2.JobRow, row_id: bytes) -> FabricError | status_pb2.Status | None:
+def fault(sent: job_service_pb2.JobRow, row_id: bytes) -> FabricError | status_pb2.Status | None:
     """What keeps a row from ever running: the client's own error, or ours; None where nothing does."""
     if sent.HasField("unreadable") and sent.unreadable.code:
         unreadable: status_pb2.Status = sent.unreadable

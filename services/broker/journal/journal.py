@@ -12,7 +12,7 @@ import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from services.broker.journal import group_tables, job_table, row_tables
+from services.broker.journal import group_tables, job_table, lookup, row_tables
 from services.broker.journal.group_tables import LeaseLostError
 from services.broker.journal.order import GroupRule, groups
 from services.broker.journal.reader import Reader
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from services.broker.journal.database import Connection, Database
+    from services.broker.journal.lookup import RowPlace
     from services.broker.journal.order import Key
     from services.broker.journal.values import Batch, Counts, Group, Recorded, Result, Row, Share, StoredRow, TenantUse
 
@@ -334,6 +335,10 @@ class Journal:
     async def row_ids(self, number: int, first: int, count: int) -> list[bytes]:
         """Returns ids of a job's rows from one on."""
         return await self._reader.read(lambda at: row_tables.row_ids(at, number, first, count))
+
+    async def find_row(self, number: int, row_id: bytes) -> RowPlace | None:
+        """Returns where a row of a job is, by its id; None where there is none."""
+        return await self._reader.read(lambda at: lookup.find_row(at, number, row_id))
 
     # -- groups ----------------------------------------------------------------------------------------------------
 

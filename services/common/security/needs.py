@@ -53,6 +53,7 @@ _SERVICES: dict[str, Need] = {
     "grpc.health.v1.Health": Need(anybody=True),
     "ifabric.broker.v1.BrokerService": _need(GENERATE, CLIENT),
     "ifabric.broker.v1.JobService": _need(JOBS, CLIENT),
+    "ifabric.broker.v1.OperatorService": _OPERATORS,
     "inference.GRPCInferenceService": _need(GENERATE, CLIENT),
     "ifabric.provisioner.v1.ProvisionerService": _need("", CLIENT, BROKER, WORKER),
     "ifabric.worker.v1.WorkerService": _need("", BROKER, PROVISIONER),
