@@ -148,6 +148,9 @@ class Core(Protocol):
         What was dispatched goes on. Unknown jobs are ignored.
         """
 
+    def job_so_far(self, job: str) -> broker_service_pb2.JobReport:
+        """The accounting of a job up to now, in the form of `end_job`; `requests` is how many of them have ended."""
+
     def end_job(self, job: str) -> broker_service_pb2.JobReport:
         """Ends the accounting of a job and returns it; an empty report where no work of that name was accepted.
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 
-async def _replace_the_dead(fleet: Fleet, **engine: Any) -> None:
-    """Starts a worker for each that has ended, as whoever runs workers would, until cancelled."""
+async def _replace_the_dead(fleet: Fleet, enough: asyncio.Event, **engine: Any) -> None:
+    """Starts a worker for each that has ended, as whoever runs workers would, until it is enough."""
     number = 0
-    while True:
+    while not enough.is_set():
         for name, process in list(fleet.workers.items()):
             if process.process.poll() is not None:
                 del fleet.workers[name]
@@ -48,11 +48,13 @@ async def test_a_row_that_kills_its_worker_is_quarantined_and_its_neighbours_fin
         digests = frozenset({made.digest()})
         neighbours = [work([at + 1, *range(7)], digests=digests) for at in range(60)]
         deadly = work([300, *range(7)], digests=digests)
-        keeper = asyncio.create_task(_replace_the_dead(made, **engine))
+        enough = asyncio.Event()
+        keeper = asyncio.create_task(_replace_the_dead(made, enough, **engine))
         try:
             ends = await made.ended(made.submit([*neighbours[:30], deadly, *neighbours[30:]]), within_s=60)
         finally:
-            keeper.cancel()
+            enough.set()
+            await keeper
         end = ends.pop(30)
         assert isinstance(end, FailedPreconditionError)
         assert end.reason == reasons.QUARANTINED

@@ -123,6 +123,9 @@ class EchoCore:
         self.pauses += paused
         (self.paused.add if paused else self.paused.discard)(job)
 
+    def job_so_far(self, job: str) -> broker_service_pb2.JobReport:
+        return self._reports[job]
+
     def end_job(self, job: str) -> broker_service_pb2.JobReport:
         assert not [work for work in self.works.values() if work.job == job], "a job ends after its work"
         assert job not in self.ended_jobs, "a job ends once"

@@ -86,6 +86,11 @@ def test_a_paused_job_stands_still(tmp_path: Path) -> None:
             assert (still.state, still.finished_rows < len(ROWS)) == (wire.JOB_STATE_PAUSED, True)
             job.resume()
             check_whole(job, ROWS)
+            report = job.get().report
+            assert report.head_prefills >= report.heads_held
+            assert report.waiting_ms > 0
+            assert report.running_ms > 0
+            assert all(share.engine_steps > 0 and share.step_fill > 0 for share in report.shares)
 
 
 def test_a_broker_that_is_told_to_end_keeps_what_it_has(tmp_path: Path) -> None:
@@ -105,4 +110,6 @@ def test_a_broker_that_is_told_to_end_keeps_what_it_has(tmp_path: Path) -> None:
             broker.start()
             check_whole(job, ROWS)
             # What ran when the broker was told to end had its time to: nothing was computed twice.
-            assert job.get().report.reattempts == 0
+            report = job.get().report
+            assert report.reattempts == 0
+            assert not report.HasField("running_ms"), "this broker knows only its part of it"

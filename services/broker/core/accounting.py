@@ -176,6 +176,7 @@ class JobAccount:
 
     def left(self, entry: Entry, now: float) -> None:
         """A row has ended, however."""
+        self.ended += 1
         if entry.sent is None:
             self.waiting_s += now - entry.arrived
         else:
@@ -196,6 +197,7 @@ class JobAccount:
     def report(self) -> broker_service_pb2.JobReport:
         """The account in its wire form, as far as the core knows."""
         return broker_service_pb2.JobReport(
+            requests=self.ended,
             prompt_tokens_logical=self.logical_tokens,
             prompt_tokens_computed=self.computed_tokens,
             prompt_tokens_bound=self.bound_tokens(),
@@ -233,7 +235,6 @@ class JobAccount:
 
     def spent(self, usage: generation_pb2.Usage) -> None:
         """A row ended, well or not, at this cost."""
-        self.ended += 1
         self.computed_tokens += usage.computed_tokens
         self.cached_tokens += usage.cached_tokens
         self.generated_tokens += usage.generated_tokens

@@ -144,6 +144,11 @@ class Broker:
         self.decision.pause_job(job, paused, self._loop.time())
         self._want_turn()
 
+    def job_so_far(self, job: str) -> broker_service_pb2.JobReport:
+        """See work.Core."""
+        account = self.decision.job_account(job)
+        return broker_service_pb2.JobReport() if account is None else account.report()
+
     def end_job(self, job: str) -> broker_service_pb2.JobReport:
         """See work.Core."""
         account = self.decision.end_job(job)

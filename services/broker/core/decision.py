@@ -82,6 +82,10 @@ class Decision:
         """Gives out nothing more of a job, or again."""
         self.requests.pause_job(job, paused, now)
 
+    def job_account(self, job: str) -> JobAccount | None:
+        """The account of a job up to now; None where none of its work was accepted."""
+        return self.requests.job_account(job)
+
     def end_job(self, job: str) -> JobAccount | None:
         """Ends the account of a job and returns it; None where none of its work was accepted."""
         return self.requests.end_job(job)

@@ -218,6 +218,13 @@ class Requests:
                 flow.paused = paused
                 flow.served_at = now
 
+    def job_account(self, job: str) -> JobAccount | None:
+        """The account of a job up to now; None where none of its work was accepted."""
+        for flow in self._scheduler.flows.values():
+            if flow.key.job == job:
+                self._settle(flow)
+        return self._jobs.get(job)
+
     def end_job(self, job: str) -> JobAccount | None:
         """Ends the account of a job and returns it; None where none of its work was accepted."""
         self._paused.discard(job)
@@ -227,6 +234,12 @@ class Requests:
 
     def forget(self, flow: Flow) -> None:
         """Drops a flow that is not needed any more, into the account of its job."""
+        self._settle(flow)
+        if not flow.entries:
+            self._scheduler.release(flow)
+
+    def _settle(self, flow: Flow) -> None:
+        """Moves what a flow has counted into the account of its job."""
         account = self._jobs.get(flow.key.job)
         self.counters.cut_tokens += flow.owners.cut_tokens
         if account is not None:
@@ -234,8 +247,6 @@ class Requests:
             account.head_prefills += flow.owners.tally.prefills
             account.heads_held += flow.owners.tally.held
         flow.owners.cut_tokens = flow.owners.tally.prefills = flow.owners.tally.held = 0
-        if not flow.entries:
-            self._scheduler.release(flow)
 
     def _accept(self, work: Work, now: float, room: _Room) -> FabricError | None:
         if work.key in self._entries:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from google.protobuf import timestamp_pb2
 
@@ -15,15 +15,35 @@ if TYPE_CHECKING:
 
     from services.broker.journal.values import JobRecord, Share
 
+_ACCOUNTED: tuple[Literal["prompt_tokens_cut", "waiting_ms", "running_ms", "head_prefills", "heads_held"], ...] = (
+    "prompt_tokens_cut",
+    "waiting_ms",
+    "running_ms",
+    "head_prefills",
+    "heads_held",
+)
+_OF_ENGINES: tuple[Literal["engine_steps", "step_fill", "idle_fraction"], ...] = (
+    "engine_steps",
+    "step_fill",
+    "idle_fraction",
+)
 _STATES = {state: job_service_pb2.JobState.ValueType(int(state)) for state in State}
 
 
-def job_message(job: JobRecord, shares: Mapping[str, Share], *, stalled: str, now: float) -> job_service_pb2.Job:
+def job_message(
+    job: JobRecord,
+    shares: Mapping[str, Share],
+    accounted: broker_service_pb2.JobReport | None,
+    *,
+    stalled: str,
+    now: float,
+) -> job_service_pb2.Job:
     """A job as its clients see it.
 
     Args:
         job: As the journal has it.
         shares: What each node did for it.
+        accounted: What this broker's core knows beside the journal; None for nothing.
         stalled: Why this broker cannot go on with it; empty where it can.
         now: Seconds since the epoch.
     """
@@ -44,7 +64,7 @@ def job_message(job: JobRecord, shares: Mapping[str, Share], *, stalled: str, no
         failed_rows=job.failed,
         engine_digest=job.engine_digest,
         create_time=_time(job.created),
-        report=_report(job, shares, now),
+        report=_report(job, shares, accounted, now),
     )
     if job.ended is not None:
         message.end_time.CopyFrom(_time(job.ended))
@@ -60,10 +80,12 @@ def results_message(bodies: Iterable[bytes], next_row: int) -> job_service_pb2.F
     return message
 
 
-def _report(job: JobRecord, shares: Mapping[str, Share], now: float) -> broker_service_pb2.JobReport:
+def _report(
+    job: JobRecord, shares: Mapping[str, Share], accounted: broker_service_pb2.JobReport | None, now: float
+) -> broker_service_pb2.JobReport:
     spent = job.spent
     until = job.ended if job.state in ENDED and job.ended is not None else now
-    return broker_service_pb2.JobReport(
+    report = broker_service_pb2.JobReport(
         job_id=job.job_id,
         requests=job.rows,
         failed=job.failed,
@@ -84,6 +106,22 @@ def _report(job: JobRecord, shares: Mapping[str, Share], now: float) -> broker_s
             for node_id, share in sorted(shares.items())
         ],
     )
+    if accounted is not None and accounted.requests >= job.finished:
+        _add(report, accounted)  # another broker's part would be missing from it otherwise
+    return report
+
+
+def _add(report: broker_service_pb2.JobReport, accounted: broker_service_pb2.JobReport) -> None:
+    """Adds what only the core knows."""
+    for name in _ACCOUNTED:
+        if accounted.HasField(name):
+            setattr(report, name, getattr(accounted, name))
+    known = {share.node_id: share for share in accounted.shares}
+    for share in report.shares:
+        if share.node_id in known:
+            for name in _OF_ENGINES:
+                if known[share.node_id].HasField(name):
+                    setattr(share, name, getattr(known[share.node_id], name))
 
 
 def _time(seconds: float) -> timestamp_pb2.Timestamp:

@@ -237,7 +237,10 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
 
     async def _message(self, job: JobRecord) -> job_service_pb2.Job:
         shares = await self._journal.shares(job.number)
-        return job_message(job, shares, stalled=self._runner.stalled(job.number), now=time.time())
+        number = job.number
+        return job_message(
+            job, shares, self._runner.accounted(number), stalled=self._runner.stalled(number), now=time.time()
+        )
 
     async def _pause(self, seconds: float) -> None:
         """Waits before the journal is asked again.
