@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,13 @@ Enumeration rows_engine() {
   return engine;
 }
 
+// Each prompt has a row of its own: nothing tells prompts apart within one.
+Enumeration own_rows_engine() {
+  Enumeration engine = rows_engine();
+  engine.tensors.erase(engine.tensors.begin() + 1, engine.tensors.begin() + 3);
+  return engine;
+}
+
 // TensorRT-LLM's inputs with the attention plugin, packed, KV cache disabled. Everything is reported on the card.
 Enumeration packed_engine() {
   Enumeration engine;
@@ -106,6 +114,18 @@ TEST(TensorRtBindings, RowsEngineIsUnderstood) {
   EXPECT_EQ(plan.prompts, 32u);
   ASSERT_EQ(plan.hidden.size(), 1u);
   EXPECT_EQ(plan.bindings[plan.hidden[0]].bytes, 32u * 4 * 4);
+}
+
+TEST(TensorRtBindings, AnEngineOfOwnRowsListsNeitherPositionsNorSegments) {
+  std::vector<Finding> findings;
+  EXPECT_FALSE(plan_bindings(own_rows_engine(), contract_of(1024, 64), findings).shares_rows);
+  EXPECT_TRUE(findings.empty()) << findings[0].path;
+  for (const size_t gone : {1u, 2u}) {
+    Enumeration half = rows_engine();
+    const std::string name = half.tensors[gone].name;
+    half.tensors.erase(half.tensors.begin() + static_cast<std::ptrdiff_t>(gone));
+    EXPECT_NE(at(findings_of(half, contract_of(1024, 64)), "tensors[" + name + "]"), nullptr) << name;
+  }
 }
 
 TEST(TensorRtBindings, HostInputsLieOnTheHostWhateverIsReported) {
@@ -190,6 +210,7 @@ class Card final : public Launcher {
     }
     std::vector<float>& out = outputs_[buffer];
     out.clear();
+    std::set<size_t> rows;
     for (size_t prompt = 0; prompt < batch.size(); ++prompt) {
       const std::vector<int32_t>& ids = in[Role::kTokenIds];
       size_t last, begin;
@@ -198,12 +219,19 @@ class Card final : public Launcher {
         begin = last + 1 - static_cast<size_t>(in[Role::kHostContextLengths][prompt]);
       } else {
         last = begin = static_cast<size_t>(in[Role::kLastRows][prompt]);
-        while (begin % 128 != 0 && in[Role::kSegments][begin - 1] == in[Role::kSegments][last]) --begin;
+        if (plan_.shares_rows) {
+          while (begin % 128 != 0 && in[Role::kSegments][begin - 1] == in[Role::kSegments][last]) --begin;
+        } else {
+          begin -= begin % 128;
+          EXPECT_TRUE(rows.insert(begin).second) << "two prompts in a row";
+        }
       }
       float sum = 0;
       for (size_t i = begin; i <= last; ++i) {
         sum += static_cast<float>(ids[i]);
-        EXPECT_EQ(in[Role::kPositions][i], static_cast<int32_t>(i - begin));
+        if (plan_.packed || plan_.shares_rows) {
+          EXPECT_EQ(in[Role::kPositions][i], static_cast<int32_t>(i - begin));
+        }
       }
       for (const float value :
            {sum, static_cast<float>(last - begin + 1), static_cast<float>(ids[begin]), static_cast<float>(ids[last])}) {
@@ -250,11 +278,11 @@ class Ends final : public Sink {
   std::map<uint64_t, std::string> ends;
 };
 
-class TensorRtMining : public ::testing::TestWithParam<bool> {
+class TensorRtMining : public ::testing::TestWithParam<Enumeration (*)()> {
  protected:
   void make(uint32_t budget, uint32_t slots) {
     const ContractValues contract = contract_of(budget, slots);
-    auto card = std::make_unique<Card>(GetParam() ? packed_engine() : rows_engine());
+    auto card = std::make_unique<Card>(GetParam()());
     card_ = card.get();
     std::vector<Finding> findings;
     BindingPlan plan = plan_bindings(card->enumeration(), contract, findings);
@@ -357,8 +385,11 @@ TEST_P(TensorRtMining, CancelledBeforeAndDuringTheLaunchAreNotHeardOf) {
   EXPECT_EQ(backend_->room().slots, 64u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, TensorRtMining, ::testing::Bool(),
-                         [](const auto& layout) { return layout.param ? "packed" : "rows"; });
+INSTANTIATE_TEST_SUITE_P(Layouts, TensorRtMining, ::testing::Values(&rows_engine, &own_rows_engine, &packed_engine),
+                         [](const auto& layout) {
+                           if (layout.param == &packed_engine) return "packed";
+                           return layout.param == &rows_engine ? "rows" : "own_rows";
+                         });
 
 }  // namespace
 }  // namespace ifab::tensorrt

@@ -7,6 +7,7 @@ namespace ifab::tensorrt {
 
 Batch::Batch(const BindingPlan& plan, uint32_t token_budget)
     : packed_(plan.packed),
+      shares_rows_(plan.shares_rows),
       row_tokens_(plan.row_tokens),
       rows_max_(plan.packed ? 0 : token_budget / plan.row_tokens),
       tokens_max_(std::min(token_budget, plan.tokens)),
@@ -35,8 +36,8 @@ bool Batch::add(const Request& request) {
   if (packed_) {
     if (prompt_tokens_ + size > tokens_max_) return false;
   } else {
-    const auto row =
-        std::find_if(row_used_.begin(), row_used_.end(), [&](uint32_t used) { return used + size <= row_tokens_; });
+    const auto row = std::find_if(row_used_.begin(), row_used_.end(),
+                                  [&](uint32_t used) { return shares_rows_ && used + size <= row_tokens_; });
     place.row = static_cast<uint32_t>(row - row_used_.begin());
     if (row == row_used_.end()) {
       if (rows() == rows_max_) return false;

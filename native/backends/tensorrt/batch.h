@@ -46,7 +46,7 @@ class Batch {
   template <class Write>
   uint64_t each_token(int32_t* out, int32_t padding, Write write) const;
 
-  bool packed_;
+  bool packed_, shares_rows_;
   uint32_t row_tokens_, rows_max_, tokens_max_, prompts_max_, longest_;
   std::vector<const Request*> requests_;
   std::vector<Item> items_;

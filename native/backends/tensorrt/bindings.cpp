@@ -226,6 +226,7 @@ class Planner {
 
   void sizes(const TensorInfo& ids) {
     plan_.prompts = static_cast<uint32_t>(largest(find(plan_.packed ? "last_token_ids" : "last_rows"), 0));
+    plan_.shares_rows = !plan_.packed && (find("positions") != nullptr || find("segments") != nullptr);
     if (plan_.packed) {
       plan_.tokens = static_cast<uint32_t>(largest(&ids, 0));
       plan_.row_tokens = contract_.limits.max_input_tokens;
@@ -311,6 +312,10 @@ class Planner {
   void missing() {
     for (const Rule& rule : kInputs) {
       if (!(plan_.packed ? rule.packed : rule.rows) || !rule.required) continue;
+      // Of an engine that gives each prompt a row they would say nothing.
+      if (!plan_.packed && !plan_.shares_rows && (rule.role == Role::kPositions || rule.role == Role::kSegments)) {
+        continue;
+      }
       const TensorInfo* tensor = find(rule.name);
       if (tensor == nullptr || !tensor->is_input) {
         find_nothing(quoted(std::string(rule.name)), std::string("an input, ") + element_name(rule.type));

@@ -4,7 +4,8 @@
 // can become. Decided once, at load; a tensor without a role, and a role without a tensor, is a finding.
 //
 // Two layouts are known, told apart by the rank of input_ids. Rows: prompts share rows of fixed length, told apart by
-// segment numbers (engines of engines/mining). Packed: all tokens one after another, as TensorRT-LLM's attention plugin
+// segment numbers, or, where an engine lists neither positions nor segments, each has a row of its own (engines of
+// engines/mining). Packed: all tokens one after another, as TensorRT-LLM's attention plugin
 // takes them; its small host_* inputs are read by the processor although the runtime reports them on the card.
 #pragma once
 
@@ -45,6 +46,7 @@ struct Binding {
 
 struct BindingPlan {
   bool packed = false;
+  bool shares_rows = false;       // rows: whether prompts are told apart within one
   uint32_t row_tokens = 0;        // rows: tokens of one row; packed: the longest prompt
   uint32_t rows = 0;              // rows: most of one launch
   uint32_t tokens = 0;            // most of one launch
