@@ -12,6 +12,7 @@ after warm-up; the roofline is an 8192-cubed product in the same process, before
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -186,7 +187,10 @@ class Runner:
         """Binds inputs and a fresh output; returns the output, bfloat16 [prompts, hidden_size]."""
         import torch
 
+        listed = {self.engine.get_tensor_name(i) for i in range(self.engine.num_io_tensors)}
         for name, value in feeds.items():
+            if name not in listed:
+                continue
             self.context.set_input_shape(name, tuple(value.shape))
             self.context.set_tensor_address(name, value.data_ptr())
         self.output = torch.empty((feeds["last_rows"].numel(), hidden_size), dtype=torch.bfloat16, device="cuda")
@@ -229,6 +233,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 16, 64])
     parser.add_argument("--formats", nargs="+", default=["bfloat16", "fp8"])
+    parser.add_argument("--layouts", nargs="+", choices=["packed", "own-rows"], default=["packed", "own-rows"])
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--breakdown", action="store_true")
@@ -247,9 +252,11 @@ def main() -> None:
     print("roofline TFLOP/s", before, flush=True)
     rows_out: list[dict[str, Any]] = []
     cache = b""
-    for number_format in arguments.formats:
+    for number_format, layout in itertools.product(arguments.formats, arguments.layouts):
         for rows in arguments.rows:
-            graph: Graph = build_network(shape, weights, scales=scales if number_format == "fp8" else None)
+            graph: Graph = build_network(
+                shape, weights, packed=layout == "packed", scales=scales if number_format == "fp8" else None
+            )
             begin = time.perf_counter()
             plan, cache = build_plan(
                 trt,
@@ -273,6 +280,7 @@ def main() -> None:
             rate = flops(shape, rows) / ms / 1e9
             row = {
                 "format": number_format,
+                "layout": layout,
                 "rows": rows,
                 "ms": ms,
                 "ms_min": min(times),
@@ -290,7 +298,7 @@ def main() -> None:
                 row["layers"] = runner.breakdown(5)
                 for name, part in row["layers"][:14]:
                     print(f"   {part:8.4f} ms  {name[:100]}", flush=True)
-            if arguments.compile and number_format == "bfloat16":
+            if arguments.compile and (number_format, layout) == ("bfloat16", arguments.layouts[0]):
                 compiled = torch.compile(partial(torch_reference, shape, weights))
                 row["torch_compile_ms"] = statistics.median(timed(partial(compiled, work), arguments.repeats))
                 print("   torch.compile", row["torch_compile_ms"], "ms", flush=True)

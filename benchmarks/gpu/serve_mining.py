@@ -54,7 +54,8 @@ def build(arguments: argparse.Namespace) -> tuple[Path, ModelShape, RandomWeight
     rows = arguments.rows
     ranges = {"rows": ProfileRange(1, rows, rows), "prompts": ProfileRange(1, rows, rows * 4)}
     logger = trt.Logger(trt.Logger.WARNING)
-    plan, _ = build_plan(trt, logger, build_network(shape, weights, scales=scales), ranges, workspace_bytes=16 << 30)
+    network = build_network(shape, weights, packed=arguments.layout == "packed", scales=scales)
+    plan, _ = build_plan(trt, logger, network, ranges, workspace_bytes=16 << 30)
     runner = Runner(trt, logger, plan)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -77,7 +78,7 @@ def build(arguments: argparse.Namespace) -> tuple[Path, ModelShape, RandomWeight
         card_memory_bytes=len(plan) + (4 << 30),
         longest_step_ms=5000,
         runtime_version=trt.__version__,
-        flags=(f"rows={rows}", "weights=random"),
+        flags=(f"rows={rows}", f"layout={arguments.layout}", "weights=random"),
         calibration="8 random rows" if scales else None,
     )
     scratch = arguments.work / "tokenizer"
@@ -132,6 +133,22 @@ def run_rows(address: str, prompts: list[Any], bad: set[int], keep: set[int]) ->
         return time.perf_counter() - begin, kept, report, failed
 
 
+def memory_mb(reach: dict[str, Any]) -> dict[str, float]:
+    """Resident memory of broker and worker, and what the card has in use, in MB."""
+    import torch
+
+    def resident(pid: int) -> float:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * 4096 / 1e6
+
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "broker": round(resident(reach["broker"]["pid"])),
+        "worker": round(resident(reach["workers"][0]["pid"])),
+        "card": round((total - free) / 1e6),
+    }
+
+
 def cosines(shape: ModelShape, weights: RandomWeights, prompts: list[Any], kept: dict[int, Any]) -> list[float]:
     """Cosine of each kept vector with PyTorch's on the same prompt."""
     import torch
@@ -152,6 +169,7 @@ def main() -> None:
     """Builds, serves, checks and measures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--format", choices=["bfloat16", "fp8"], default="bfloat16")
+    parser.add_argument("--layout", choices=["packed", "own-rows"], default="packed")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--prompts", type=int, default=20_000)
@@ -167,7 +185,8 @@ def main() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as suite:
         try:
             assert suite.stdout is not None
-            address = json.loads(suite.stdout.readline())["broker"]["address"]
+            reach = json.loads(suite.stdout.readline())
+            address = reach["broker"]["address"]
             print("serving at", address, flush=True)
             mixed = prompts_of(2000, shape.vocab_size, 1)
             bad = set(range(0, 2000, 100))
@@ -176,20 +195,25 @@ def main() -> None:
             print(f"{len(kept)} rows of mixed length, cosine min {min(similar):.5f}; {failed} bad rows", flush=True)
             full = prompts_of(arguments.prompts, shape.vocab_size, ROW_TOKENS)
             rates = []
+            memory = [memory_mb(reach)]
             for _ in range(arguments.repeats):
                 seconds, _, report, _ = run_rows(address, full, set(), set())
                 rates.append(report.prompt_tokens_computed / seconds)
+                memory.append(memory_mb(reach))
+                print(memory[-1])
                 print(f"{len(full)} rows in {seconds:.2f} s, {rates[-1]:,.0f} tokens/s", flush=True)
         finally:
             suite.send_signal(signal.SIGTERM)
     figures = {
         "format": arguments.format,
+        "layout": arguments.layout,
         "rows": arguments.rows,
         "layers": arguments.layers,
         "bare_tokens_per_s": bare,
         "suite_tokens_per_s": statistics.median(rates),
         "suite_tokens_per_s_min": min(rates),
         "suite_tokens_per_s_max": max(rates),
+        "memory_mb_before_and_after_each": memory,
         "suite_over_bare": statistics.median(rates) / bare,
         "cosine_min": min(similar),
         "cosine_median": statistics.median(similar),
