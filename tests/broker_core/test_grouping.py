@@ -123,6 +123,36 @@ def test_one_great_group_is_cut_so_that_everybody_has_a_share() -> None:
     assert account.cut_tokens == 3 * 4 * BLOCK
 
 
+def test_a_worker_that_joins_late_takes_whole_subtrees() -> None:
+    bench = Bench()
+    bench.worker("first", sequences=4, tokens=100_000)
+    prompts = {
+        f"s{part}-{at}": [*range(2 * BLOCK), *([300 + part] * (2 * BLOCK)), 600 + at, part]
+        for part in range(12)
+        for at in range(8)
+    }
+    bench.submit(*(work(prompt, request_id=name, max_tokens=8) for name, prompt in prompts.items()))
+    begun: set[str] = set()
+    owners: dict[str, set[str]] = {}
+    while len(bench.decision.requests):
+        given = bench.give()
+        for attempt in given:
+            part = attempt.entry.work.key[1].split("-")[0]
+            owners.setdefault(part, set()).add(attempt.worker.node_id)
+            bench.computed(attempt, attempt.head_tokens)
+        for attempt in given:
+            bench.finish(attempt, cached=attempt.head_tokens)
+        if len(bench.sent) > 20 and not begun:
+            begun = set(owners)
+            bench.worker("late", sequences=4, tokens=100_000)
+        bench.now += 0.1
+    assert set().union(*owners.values()) == {"first", "late"}
+    parted = [part for part in owners if len(owners[part]) > 1]
+    assert parted in ([], list(owners)[-1:]), "siblings were parted before there was nothing else left to take"
+    moved = [part for part in owners if owners[part] == {"late"}]
+    assert len(moved) >= 3
+
+
 def test_late_work_of_a_group_goes_where_its_head_is() -> None:
     bench = Bench()
     for at in range(3):

@@ -45,6 +45,25 @@ async def test_a_job_brings_every_row_what_its_engine_says(fleet: Callable[..., 
         assert {share.node_id for share in report.shares} == {"w1", "w2"}
 
 
+async def test_samples_are_forks_of_one_prompt_that_is_computed_once(fleet: Callable[..., Any]) -> None:
+    async with fleet() as made:
+        await made.start_worker("w1")
+        await made.up("w1")
+        digests = frozenset({made.digest()})
+        prompts = [[*range(48), at, 9] for at in range(6)]
+        ends = await made.ended(made.submit([work(it, max_tokens=5, samples=4, digests=digests) for it in prompts]))
+        simulation = made.simulation()
+        for prompt, end in zip(prompts, ends, strict=True):
+            assert isinstance(end, WorkEnd)
+            assert [sample.tokens.tolist() for sample in end.samples] == [
+                simulation.tokens(prompt, 5, sample=sample) for sample in range(4)
+            ]
+        report = made.broker.end_job("j")
+        assert report.prompt_tokens_computed == report.prompt_tokens_bound == 48 + 6 * 2
+        assert report.generated_tokens == 6 * 4 * 5
+        assert (report.head_prefills, report.heads_held) == (1, 1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_acknowledged_work_of_a_worker_that_falls_silent_runs_elsewhere(
     fleet: Callable[..., Any], number: signal.Signals
