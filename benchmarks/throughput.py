@@ -7,6 +7,7 @@ is what the suite adds since the engine takes none. Then the decision core alone
 
     requests_per_s             requests through one stream (goal: 10,000; floor: 4,000)
     broker_cpu_us_per_request  the broker's own processor time (goal: at most 100)
+    whole_*                    the same two with results in one piece instead of deltas, as bulk jobs are
     added_p50_ms, added_p99_ms what a single call takes (goal: p99 at most 2)
     core_us_<n>                processor time of the core alone with n requests in flight
     core_us_batch_<n>          the same with so many requests to a batch
@@ -104,7 +105,7 @@ def cpu_s(process: ServiceProcess) -> float:
     return float(times.user + times.system)
 
 
-def messages(run: int) -> list[wire.ExchangeRequest]:
+def messages(run: int, *, deltas: bool = True) -> list[wire.ExchangeRequest]:
     """All requests of one run, BATCH to a message; no two runs share a prompt."""
     rng = np.random.default_rng(run)
     heads = rng.integers(300, VOCABULARY, (HEADS, HEAD_TOKENS), dtype=np.int32)
@@ -116,7 +117,7 @@ def messages(run: int) -> list[wire.ExchangeRequest]:
             tail = rng.integers(300, VOCABULARY, PROMPT_TOKENS - HEAD_TOKENS, dtype=np.int32)
             request.prompt.packed_token_ids = np.concatenate([heads[at % HEADS], tail]).tobytes()
         made.append(message)
-    made[0].open.CopyFrom(wire.ExchangeOpen(job_id=f"bench-{run}", stream_deltas=True))
+    made[0].open.CopyFrom(wire.ExchangeOpen(job_id=f"bench-{run}", stream_deltas=deltas))
     return made
 
 
@@ -184,6 +185,14 @@ async def wire_rates(suite: Suite, report: Report) -> None:
             after = cpu_s(suite.broker), cpu_s(suite.worker), time.process_time()
             for name, start, end in zip(shares, before, after, strict=True):
                 shares[name].append((end - start) / REQUESTS * 1e6)
+        whole_rates, whole_us = [], []
+        for run in range(RUNS + 1, 2 * RUNS + 1):
+            requests = messages(run, deltas=False)
+            start = cpu_s(suite.broker)
+            whole_rates.append(REQUESTS / await exchange(stub, requests))
+            whole_us.append((cpu_s(suite.broker) - start) / REQUESTS * 1e6)
+    report.figure("whole_requests_per_s", whole_rates, unit="1/s")
+    report.figure("whole_broker_cpu_us_per_request", whole_us, unit="us", goal="<= 100")
     report.figure("requests_per_s", rates, unit="1/s", goal=">= 10,000, floor 4,000")
     report.figure("broker_cpu_us_per_request", shares["broker"], unit="us", goal="<= 100")
     report.figure("worker_cpu_us_per_request", shares["worker"], unit="us")
