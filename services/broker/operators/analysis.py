@@ -73,6 +73,8 @@ class Analysis:
 
     block_tokens: int
     """Tokens of a block on the engines that may serve the rows; 0 where nothing is shared."""
+    blocks_max: int = BLOCKS_MAX
+    """Blocks of all rows that are kept."""
     _chains: list[Chains] = field(default_factory=list)
     _row_ids: list[str] = field(default_factory=list)
     _prompt_tokens: list[int] = field(default_factory=list)
@@ -89,13 +91,13 @@ class Analysis:
             allowed_tokens: What it may generate, over all samples.
 
         Raises:
-            ResourceExhaustedError: all rows together have more than BLOCKS_MAX blocks.
+            ResourceExhaustedError: all rows together have more than `blocks_max` blocks.
         """
         chains = _chains_of(tokens.tobytes(), self.block_tokens * _ID_BYTES, salt) if self.block_tokens else []
         self._blocks += len(chains)
-        if self._blocks > BLOCKS_MAX:
+        if self._blocks > self.blocks_max:
             raise ResourceExhaustedError(
-                f"the rows have more than {BLOCKS_MAX:,} blocks of {self.block_tokens} tokens, the most that an "
+                f"the rows have more than {self.blocks_max:,} blocks of {self.block_tokens} tokens, the most that an "
                 "analysis keeps: analyze a part of them"
             )
         self._chains.append(np.array(chains, np.uint64))
@@ -163,7 +165,7 @@ class Analysis:
         keys[has] = inverse[starts[has]]
         _, leader, group = np.unique(keys, return_index=True, return_inverse=True)
         new_blocks = np.add.reduceat(np.append(is_first, False).astype(np.int64), starts) * has if rows else starts
-        computed = np.bincount(group, new_blocks * self.block_tokens + np.maximum(tails, 1))
+        computed = np.bincount(group, new_blocks * self.block_tokens + tails)
         generated = np.bincount(group, allowed)
         row, place, run = _runs(starts, lengths, shared)
         heads = np.zeros(rows, np.int64)
