@@ -19,7 +19,7 @@ from services.cli.connection import channel, in_the_clear
 from services.cli.files.formats import Format, rows_of
 from services.cli.files.opening import look
 from services.cli.job import JobOutcome, run_job
-from services.cli.jobs import verbs, whole
+from services.cli.jobs import analysis, verbs, whole
 from services.cli.jobs.calls import Jobs
 from services.cli.jobs.document import job_report
 from services.cli.jobs.output import errors_beside
@@ -54,6 +54,13 @@ def run_command(
     engine_digest: verbs.EngineDigest = "",
     any_digest: verbs.AnyDigest = False,
     defaults: verbs.Defaults = "",
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Analyze FILE first, and hold the run to what that predicts.")
+    ] = False,
+    prediction: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Hold the run to this prediction, which `bulk analyze --json` wrote."),
+    ] = None,
     window: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Most rows open at a broker that keeps no jobs.")
     ] = 4096,
@@ -75,7 +82,7 @@ def run_command(
     wishes = Wishes(job_id, tenant, priority, deadline, engine_id, engine_digest, any_digest, defaults)
     command = _Command(
         str(file), format_, output, errors or errors_beside(output), wishes, broker, provisioner, plan, fresh, window,
-        silence,
+        silence, predict, prediction,
     )  # fmt: skip
     run(_run(command, as_json), as_json=as_json)
 
@@ -93,6 +100,45 @@ class _Command:
     fresh: bool
     window: int
     silence_s: float
+    predict: bool
+    prediction: Path | None
+
+
+@app.command("analyze")
+def analyze_command(
+    file: verbs.File,
+    format_: verbs.FormatOption = Format.AUTO,
+    broker: options.Broker = options.BROKER_ADDRESS,
+    provisioner: options.Provisioner = options.PROVISIONER_ADDRESS,
+    job_id: verbs.JobName = "",
+    tenant: verbs.Tenant = "",
+    engine_id: verbs.EngineId = "",
+    engine_digest: verbs.EngineDigest = "",
+    any_digest: verbs.AnyDigest = False,
+    defaults: verbs.Defaults = "",
+    silence: verbs.Silence = 600.0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say what the shared prompts of FILE are worth and what a run would take; no engine is asked, nothing is kept.
+
+    Example: ifab bulk analyze examples/prompts.jsonl --json > prediction.json
+    """
+    wishes = Wishes(job_id, tenant, None, None, engine_id, engine_digest, any_digest, defaults)
+
+    async def work() -> None:
+        async with channel(broker) as to_broker:
+            given = await whole.open_input(file, format_, wishes, to_broker, provisioner)
+            verbs.say(given.source.note)
+            said = await analysis.analyze(to_broker, given, silence_s=silence)
+        if as_json:
+            write_json(said)
+            return
+        write_columns(analysis.columns(said))
+        if said["heads"]:
+            sys.stdout.write("\n")
+            write_columns(analysis.head_rows(said))
+
+    run(work(), as_json=as_json)
 
 
 async def _run(command: _Command, as_json: bool) -> None:
@@ -110,11 +156,14 @@ async def _run(command: _Command, as_json: bool) -> None:
             kept = await jobs.served()  # before older results are overwritten
             given = await whole.open_input(command.file, command.format, command.wishes, to_broker, provisioner)
             verbs.say(given.source.note)
+            said = await _predicted(to_broker, given, command)
             tell = stack.enter_context(progress.shown(as_json=as_json))
             if kept:
                 report = await _kept(jobs, given, command, tell)
             else:
                 report = await _streamed(to_broker, given, command, tell)
+            if said is not None:
+                report["prediction"] = analysis.compared(said, report)
     except OSError as error:
         raise CommandError(f"{error.filename or command.output}: {error.strerror}") from error
     _print_report(report, command, as_json=as_json)
@@ -126,6 +175,17 @@ def _check_files(command: _Command) -> None:
     for path in (command.output, command.errors):
         if path.exists() and os.path.exists(command.file) and path.samefile(command.file):
             raise CommandError(f"{path} is the input; name another file for the results")
+
+
+async def _predicted(to_broker: Any, given: whole.Input, command: _Command) -> dict[str, Any] | None:
+    """The prediction that the run is held to; None where nobody wants one."""
+    if command.prediction is not None:
+        said = analysis.parse(await asyncio.to_thread(command.prediction.read_bytes), str(command.prediction))
+        analysis.check_job(said, given.spec.job_id)
+        return said
+    if not command.predict:
+        return None
+    return await analysis.analyze(to_broker, given, silence_s=command.silence_s)
 
 
 async def _kept(jobs: Jobs, given: whole.Input, command: _Command, tell: whole.Tell) -> dict[str, Any]:
@@ -197,6 +257,7 @@ def _print_report(report: dict[str, Any], command: _Command, *, as_json: bool) -
                 ("tokens generated", f"{report['generated_tokens']:,}"),
                 ("time", f"{report['wall_s']:,.1f} s"),
                 ("tokens generated a second", f"{report['tokens_per_s']:,.1f}"),
+                *analysis.compared_columns(report.get("prediction")),
                 ("results", str(command.output)),
                 *([("errors", str(command.errors))] if report["failed"] else []),
             ]

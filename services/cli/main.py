@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import typer
 
-from services.cli import bulk, connection, engine
+from services.cli import bulk, connection, engine, nodes
+from services.cli.explain import explain
 from services.cli.generate import generate
+from services.cli.jobs import live
 from services.cli.key import key
 from services.cli.mine.command import mine
-from services.cli.nodes import nodes
 from services.cli.up import up
 
 app = typer.Typer(
@@ -24,7 +25,9 @@ app.command("up")(up)
 app.command("generate")(generate)
 app.add_typer(bulk.app, name="bulk")
 app.command("mine")(mine)
-app.command("nodes")(nodes)
+app.add_typer(live.app, name="jobs")
+app.command("explain")(explain)
+app.add_typer(nodes.app, name="nodes")
 app.command("key")(key)
 app.add_typer(engine.app, name="engine")
 
