@@ -18,6 +18,9 @@ HANDSHAKE_MS = 10_000
 """How long a connection may take to say who it is: TLS, HTTP/2 preface and settings."""
 CALLS_PER_CONNECTION = 4096
 """Calls that a server lets one connection have open unless told otherwise."""
+CALLS_PENDING = 8192
+"""Calls that may wait for a server to take them up. Beyond 1,000, unless told otherwise, gRPC cancels some of a burst at
+random, which its clients cannot tell from being cancelled themselves."""
 HEALTH_MESSAGE_BYTES = 4 * 1024
 """Longest message of the health-only server, in bytes: a name, or a state."""
 HEALTH_CALLS = 16
@@ -58,6 +61,8 @@ def server(
     return [
         *common(message_bytes_max),
         ("grpc.max_concurrent_streams", calls),
+        ("grpc.server.max_pending_requests", CALLS_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", CALLS_PENDING),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         # A second process on the same port must fail to start, not share the port.
         ("grpc.so_reuseport", 0),
