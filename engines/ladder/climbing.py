@@ -32,7 +32,7 @@ class Ladder:
     plan: LadderPlan
     rungs: tuple[Rung, ...]
     ended: str
-    """Why it went no higher; empty where all rungs were climbed."""
+    """Why it would go no higher; empty where all rungs were climbed and held."""
 
     @property
     def best(self) -> Rung | None:
@@ -77,7 +77,7 @@ async def climb(
             raise climber.last_error
         if ended := _reason_to_end(rung, plan):
             break
-    return Ladder(target.name, plan, tuple(rungs), ended if len(rungs) < len(plan.rungs) else "")
+    return Ladder(target.name, plan, tuple(rungs), ended)
 
 
 def _reason_to_end(rung: Rung, plan: LadderPlan) -> str:

@@ -13,6 +13,7 @@ import typer
 from engines import inspect
 from services.cli import options
 from services.cli.judging.audit import audit
+from services.cli.judging.ladder import ladder
 from services.cli.running import CommandError, run_plain, write_columns, write_json
 from services.common.contract import all_findings, engine_digest, read, to_json
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Look at engine directories, build them and judge them.")
 app.command("audit")(audit)
+app.command("ladder")(ladder)
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The engine directory.")]
 
