@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ifabric.broker.v1 import broker_service_pb2_grpc, operator_service_pb2_grpc
 from services.broker.core import Broker
+from services.broker.core.row_traces import RowTraces
 from services.broker.frontdoor.exchange import ExchangeLimits
 from services.broker.frontdoor.intake import Intake
 from services.broker.frontdoor.selection import EngineDirectory
@@ -39,6 +40,7 @@ async def serve(settings: BrokerSettings, process: Process) -> None:
         StartError: The address to listen on is taken, or the journal or the cordoned nodes cannot be read.
     """
     cordons = Cordons(settings.cordon_file)
+    rows = RowTraces(process.telemetry.kept, settings.trace_row_ratio) if settings.otlp_endpoint else None
     core = Broker(
         settings.core(),
         settings.provisioner,
@@ -47,6 +49,7 @@ async def serve(settings: BrokerSettings, process: Process) -> None:
         tasks=process.tasks,
         dialer=Dialer(process.credentials, message_bytes_max=settings.message_bytes_max),
         cordoned=cordons.nodes,
+        rows=rows,
     )
     executor = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
     codecs = CodecStore(

@@ -40,6 +40,9 @@ class BrokerSettings(ServiceSettings, env_prefix="IFAB_BROKER_"):
     access_file: Path | None = None
     """Static keys of clients by digest, and quotas of tenants, TOML; read again when the file changes."""
 
+    trace_row_ratio: float = Field(default=0.01, ge=0, le=1)
+    """Share of bulk rows that are traced, where otlp_endpoint is set; rows that fail are traced all the same."""
+
     live_timeout_s: float = Field(default=3600.0, gt=0, le=86_400)
     """Longest time that Generate or GenerateStream may take, in seconds, whatever the client's deadline."""
     stream_prompt_tokens_max: PositiveInt = 256 * 1024 * 1024

@@ -168,7 +168,9 @@ def _traced(command: str, endpoint: str) -> Iterator[None]:
     """Puts a trace around a command; services below continue it."""
     telemetry = Telemetry("cli", otlp_endpoint=endpoint)
     try:
-        with telemetry.tracer.start_as_current_span(names.SPAN_COMMAND, attributes={"command": command}):
+        with telemetry.tracer.start_as_current_span(
+            names.SPAN_COMMAND, attributes={"command": command}, record_exception=False
+        ):
             yield
     finally:
         telemetry.close()

@@ -6,18 +6,15 @@ from __future__ import annotations
 import re
 import socket
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import grpc
 import pytest
 from opentelemetry import trace
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from services.common.errors import StartError
 from services.common.telemetry import Kind, Metric, Telemetry, names, propagation
+from tests.support.collector import collecting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,38 +103,25 @@ def test_names_are_told_apart() -> None:
     assert len(every) == len(set(every))
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer, metrics_service_pb2_grpc.MetricsServiceServicer):
-    """An OTLP collector that remembers names."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def Export(self, request: Any, context: Any) -> Any:
-        if isinstance(request, trace_service_pb2.ExportTraceServiceRequest):
-            scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
-            self.names |= {span.name for scope in scopes for span in scope.spans}
-            return trace_service_pb2.ExportTraceServiceResponse()
-        metered = [scope for resource in request.resource_metrics for scope in resource.scope_metrics]
-        self.names |= {metric.name for scope in metered for metric in scope.metrics}
-        return metrics_service_pb2.ExportMetricsServiceResponse()
-
-
 def test_traces_and_metrics_are_pushed_where_a_collector_is_named() -> None:
-    collector, server = Collector(), grpc.server(ThreadPoolExecutor(2))
-    adds: list[Any] = [
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server,
-        metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server,
-    ]
-    for add in adds:
-        add(collector, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    telemetry = Telemetry("test", otlp_endpoint=f"http://127.0.0.1:{port}")
-    with telemetry.tracer.start_as_current_span(names.SPAN_PROBE):
-        telemetry.counter(names.HEARTBEATS).add(1, {"outcome": "renewed"})
-    telemetry.close()
-    server.stop(None).wait()
-    assert {names.SPAN_PROBE, "ifabric.provisioner.heartbeats", "ifabric.process.info"} <= collector.names
+    with collecting() as collector:
+        telemetry = Telemetry("test", otlp_endpoint=collector.endpoint)
+        with telemetry.tracer.start_as_current_span(names.SPAN_PROBE):
+            telemetry.counter(names.HEARTBEATS).add(1, {"outcome": "renewed"})
+        telemetry.close()
+        assert names.SPAN_PROBE in {span.name for span in collector.spans()}
+        assert {"ifabric.provisioner.heartbeats", "ifabric.process.info"} <= collector.metrics()
+
+
+def test_what_was_chosen_is_recorded_whatever_the_ratio_says() -> None:
+    with collecting() as collector:
+        telemetry = Telemetry("test", otlp_endpoint=collector.endpoint, trace_ratio=0.0)
+        with telemetry.tracer.start_as_current_span(names.SPAN_PROBE):
+            pass
+        with telemetry.kept.start_as_current_span(names.SPAN_ROW):
+            pass
+        telemetry.close()
+        assert [span.name for span in collector.spans()] == [names.SPAN_ROW]
 
 
 def documented() -> dict[str, tuple[str, str, tuple[str, ...], str]]:

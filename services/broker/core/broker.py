@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ifabric.worker.v1 import worker_service_pb2
     from services.broker.core.attempts import Attempt
+    from services.broker.core.row_traces import RowTraces
     from services.broker.core.settings import CoreSettings
     from services.broker.core.workers import Amount
     from services.broker.operating import EnginePace, Whereabouts
@@ -65,6 +66,7 @@ class Broker:
         tasks: Holds its background tasks.
         dialer: Opens channels to the provisioner and to workers.
         cordoned: Nodes that get no new work from the start.
+        rows: Traces bulk rows; None where spans go nowhere.
     """
 
     def __init__(
@@ -77,8 +79,10 @@ class Broker:
         tasks: Tasks,
         dialer: Dialer,
         cordoned: Iterable[str] = (),
+        rows: RowTraces | None = None,
     ) -> None:
         self._settings = settings
+        self._rows = rows
         self._tracer = telemetry.tracer
         self._broker_id = broker_id
         self._tasks = tasks
@@ -94,6 +98,8 @@ class Broker:
         self._wake: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self.decision = Decision(settings)
+        if rows is not None:
+            self.decision.requests.on_end = rows.ended
         self.catalog = EngineCatalog(settings.nobody_limit_s, self._channels)
         self._metrics = CoreMetrics(telemetry, self.decision)
 
@@ -125,6 +131,8 @@ class Broker:
     def submit(self, works: Sequence[Work]) -> list[FabricError | None]:
         """See work.Core."""
         results = self.decision.submit(works, self._loop.time())
+        if self._rows is not None:
+            self._rows.begin(works, results)
         self._want_turn()
         return results
 

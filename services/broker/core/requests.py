@@ -20,7 +20,7 @@ from services.common import logs
 from services.common.errors import AlreadyExistsError, FabricError, ResourceExhaustedError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -98,6 +98,8 @@ class Requests:
         self._jobs: dict[str, JobAccount] = {}
         self._paused: set[str] = set()
         self._ends: list[tuple[Work, WorkEnd | FabricError]] = []
+        self.on_end: Callable[[Entry, WorkEnd | FabricError, float], None] | None = None
+        """Told of each end, with the time, as it happens."""
         self.counters = Counters()
 
     def __len__(self) -> int:
@@ -143,6 +145,8 @@ class Requests:
                 flow.learn(end.usage.generated_tokens // work.samples)
         elif account is not None and usage is not None:
             account.spent(usage)
+        if self.on_end is not None:
+            self.on_end(entry, end, self._timers.now)
         self._ends.append((work, end))
 
     def add_usage(self, entry: Entry, usage: generation_pb2.Usage) -> None:

@@ -286,6 +286,7 @@ JOURNAL_FULL = Metric(
 
 # Spans
 SPAN_COMMAND = "ifabric.cli.command"
+SPAN_ROW = "ifabric.broker.row"
 SPAN_QUEUE_WAIT = "ifabric.broker.queue.wait"
 SPAN_DISPATCH = "ifabric.broker.dispatch"
 SPAN_PREFILL = "ifabric.worker.prefill"

@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetr
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, TraceIdRatioBased
 from prometheus_client import CollectorRegistry
 
 from services.common.errors import StartError
@@ -61,6 +61,8 @@ class Telemetry:
         # Without somewhere to send spans they only carry ids for logs and peers, which costs next to nothing.
         sampler = ParentBased(TraceIdRatioBased(trace_ratio) if otlp_endpoint else ALWAYS_OFF)
         self._tracers = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
+        keeping = ParentBased(ALWAYS_ON if otlp_endpoint else ALWAYS_OFF)
+        self._keepers = TracerProvider(resource=resource, sampler=keeping, shutdown_on_exit=False)
         if otlp_endpoint:
             from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -69,13 +71,15 @@ class Telemetry:
             readers.append(
                 PeriodicExportingMetricReader(OTLPMetricExporter(otlp_endpoint, insecure=insecure, timeout=_PUSH_S))
             )
-            self._tracers.add_span_processor(
-                BatchSpanProcessor(OTLPSpanExporter(otlp_endpoint, insecure=insecure, timeout=_PUSH_S))
-            )
+            spans = BatchSpanProcessor(OTLPSpanExporter(otlp_endpoint, insecure=insecure, timeout=_PUSH_S))
+            self._tracers.add_span_processor(spans)
+            self._keepers.add_span_processor(spans)
         self._meters = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
         self._meter = self._meters.get_meter("ifabric")
         self.tracer = self._tracers.get_tracer("ifabric")
         """Starts spans."""
+        self.kept = self._keepers.get_tracer("ifabric")
+        """Starts spans that are recorded whatever `trace_ratio` says: somebody has chosen them already."""
         info = {"service": service, "version": suite_version()}
         self.observe(names.PROCESS_INFO, lambda: ((1, info),))
 

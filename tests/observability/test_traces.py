@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces over the whole way, from a client through broker and worker, as a collector gets them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from engines.simulated import FAIL_REQUEST, RequestFault
+from services.common.telemetry import names
+from tests.jobs.running import Fabric
+from tests.support import suite
+from tests.support.collector import collecting
+from tests.support.waiting import block_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.collector import Collector, Span
+
+pytestmark = pytest.mark.e2e
+
+CANARY = "CANARY-TRACED-0815"
+BROKEN = "~"
+"""The engine fails every prompt that holds this byte."""
+ROWS = 400
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with collecting() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def fabric(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fabric]:
+    env = {f"IFAB_{service}_OTLP_ENDPOINT": collector.endpoint for service in ("BROKER", "WORKER")}
+    env["OTEL_METRIC_EXPORT_INTERVAL"] = "500"  # milliseconds; the SDK's own variable
+    faults = (RequestFault(FAIL_REQUEST, "prompt_token", ord(BROKEN)),)
+    broker = {"trace_row_ratio": 0.05, "log_level": "debug"}
+    made = Fabric(
+        tmp_path_factory.mktemp("traced"),
+        engine={"request_faults": faults},
+        broker=broker,
+        worker_env=env,
+        broker_env=env,
+    )
+    with made:
+        yield made.start()
+
+
+def of_trace(collector: Collector, trace: str) -> dict[str, Span]:
+    return {span.name: span for span in collector.spans() if span.trace == trace}
+
+
+def test_one_request_is_one_trace_from_the_command_to_the_engine(fabric: Fabric, collector: Collector) -> None:
+    broker = fabric.brokers[0].address
+
+    def generated() -> bool:
+        done = suite.run(
+            "--otlp-endpoint", collector.endpoint, "generate", CANARY, "-n", "8", "--broker", broker, within_s=60
+        )
+        return done.returncode == 0
+
+    block_until(generated, within_s=60, what="an answer")
+    wanted = {
+        names.SPAN_COMMAND,
+        "ifabric.broker.v1.BrokerService/GenerateStream",
+        names.SPAN_QUEUE_WAIT,
+        names.SPAN_DISPATCH,
+        names.SPAN_PREFILL,
+        names.SPAN_DECODE,
+    }
+
+    def whole() -> dict[str, Span]:
+        for command in collector.spans(names.SPAN_COMMAND):
+            found = of_trace(collector, command.trace)
+            if wanted <= set(found):
+                return found
+        return {}
+
+    found = block_until(whole, within_s=30, what="the whole trace")
+    assert [found[name].service for name in sorted(wanted)] == [
+        "broker", "broker", "broker", "cli", "worker", "worker"
+    ]  # fmt: skip
+    call = found["ifabric.broker.v1.BrokerService/GenerateStream"]
+    dispatch = found[names.SPAN_DISPATCH]
+    assert call.parent == found[names.SPAN_COMMAND].id
+    assert found[names.SPAN_QUEUE_WAIT].parent == dispatch.parent == call.id
+    assert found[names.SPAN_PREFILL].parent == found[names.SPAN_DECODE].parent == dispatch.id
+    assert found[names.SPAN_QUEUE_WAIT].end_ns <= found[names.SPAN_PREFILL].start_ns
+    assert found[names.SPAN_PREFILL].end_ns <= found[names.SPAN_DECODE].end_ns
+    assert found[names.SPAN_PREFILL].attributes["prompt_tokens"] == len(CANARY)
+
+
+def test_a_share_of_bulk_rows_is_traced_and_every_row_that_fails(
+    fabric: Fabric, collector: Collector, tmp_path: Path
+) -> None:
+    broken = set(range(0, ROWS, 20))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(
+            f'{{"id": "r{row}", "prompt": "{CANARY} {row} {BROKEN if row in broken else ""}"}}\n' for row in range(ROWS)
+        )
+    )
+    done = suite.run(
+        "bulk", "run", str(rows), "-o", str(tmp_path / "out.jsonl"), "--defaults", "{\"max_tokens\": 4}",
+        "--broker", fabric.brokers[0].address,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+
+    def failures() -> bool:
+        return sum(span.failed for span in collector.spans(names.SPAN_ROW)) >= len(broken)
+
+    block_until(failures, within_s=30, what="a span of each row that failed")
+    spans = collector.spans(names.SPAN_ROW)
+    well = [span for span in spans if not span.failed]
+    assert sum(span.failed for span in spans) == len(broken)
+    assert all(span.attributes["reason"] for span in spans if span.failed)
+    assert 3 <= len(well) <= 60  # 19 are to be expected
+    below = Counter(span.trace for span in collector.spans(names.SPAN_DISPATCH))
+    assert all(below[span.trace] for span in well)
+
+
+def test_no_span_holds_a_prompt(fabric: Fabric, collector: Collector) -> None:
+    assert collector.spans()
+    assert CANARY not in collector.raw()
+    assert {"ifabric.broker.requests", "ifabric.process.info"} <= block_until(
+        lambda: collector.metrics() if "ifabric.broker.requests" in collector.metrics() else None,
+        within_s=20,
+        what="metrics are pushed",
+    )
