@@ -184,6 +184,15 @@ async def test_a_claimed_group_is_nobody_elses_until_its_lease_has_ended(journal
     assert of_a[0] in await journal.claim("b", job.number, 0, ())
 
 
+async def test_what_was_claimed_and_not_taken_comes_again_in_the_place_of_more(journal: Journal) -> None:
+    job = await sealed(journal, 64)
+    await journal.enter("a", LEASE_S)
+    first = await journal.claim("a", job.number, 2, ())
+    assert [group.number for group in first] == [0, 1]
+    assert await journal.claim("a", job.number, 2, ()) == first
+    assert [group.number for group in await journal.claim("a", job.number, 3, {0})] == [1, 2, 3]
+
+
 async def test_leaving_frees_at_once(journal: Journal) -> None:
     job = await sealed(journal, 64)
     await journal.enter("a", LEASE_S)

@@ -93,9 +93,9 @@ class Runner:
         self._recorder = Recorder(journal, shards, self._committed)
         self._feeds: dict[int, JobFeed] = {}
         self._ending: list[JobFeed] = []
+        """Given up here; some of their rows are in the core still."""
         self._reports: OrderedDict[int, broker_service_pb2.JobReport] = OrderedDict()
         """What the core knew of jobs that are over here, the newest `REPORTS_KEPT` of them."""
-        """Given up here; some of their rows are in the core still."""
         self._news = asyncio.Event()
         self._working: list[asyncio.Task[None]] = []
         self._stopping = False

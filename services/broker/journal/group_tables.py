@@ -54,7 +54,8 @@ def leave(at: Connection, owner: str) -> None:
 def claim(at: Connection, database: Database, owner: str, job: int, count: int, held: Collection[int]) -> list[Group]:
     """Takes groups of a job that nobody has, the first in order.
 
-    Groups that are this broker's and that it does not hold come with them: the answer to an earlier claim was lost.
+    Groups that are this broker's and that it does not hold come first, and count: it could not take them when it
+    claimed them, or never heard of it.
 
     Raises:
         LeaseLostError: the broker has no lease.
@@ -62,15 +63,15 @@ def claim(at: Connection, database: Database, owner: str, job: int, count: int, 
     if not holds_lease(at, owner):
         raise LeaseLostError("the lease of this broker has ended")
     of_the_job = "SELECT number, first_place, last_place, reach, counted FROM row_groups WHERE job = ? AND owner = ?"
-    free = f"{of_the_job} ORDER BY number LIMIT ?{database.skip_locked}"
-    found = at.rows(free, (job, "", count))
     own = at.rows(f"{of_the_job} ORDER BY number", (job, owner))
+    again = [group for group in own if group[0] not in held]
+    free = f"{of_the_job} ORDER BY number LIMIT ?{database.skip_locked}"
+    found = at.rows(free, (job, "", max(count - len(again), 0)))
     for number, *_ in found:
         at.change("UPDATE row_groups SET owner = ? WHERE job = ? AND number = ?", (owner, job, number))
     return [
         Group(number, first, last, None if reach < 0 else reach, bool(counted))
-        for number, first, last, reach, counted in (*own, *found)
-        if number not in held
+        for number, first, last, reach, counted in (*again, *found)
     ]
 
 

@@ -362,7 +362,7 @@ class Journal:
     async def claim(self, owner: str, job: int, count: int, held: Collection[int]) -> list[Group]:
         """Takes groups of a job that nobody has, the first in order; none where none is left.
 
-        Groups of this broker that are not among `held` come with them: it claimed them and did not hear of it.
+        Groups of this broker that are not among `held` come first, and count: it claimed them and did not take them.
 
         Raises:
             LeaseLostError: the broker has no lease.
