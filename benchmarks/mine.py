@@ -2,7 +2,8 @@
 """How fast `ifab mine` brings hidden states to the disk, and whether memory stays flat on client and broker.
 
 Real processes on a simulated engine whose time is virtual, with payloads of 8 KB (4,096 values of 2 bytes). Each size
-is a run of its own, in the same suite; peaks are sampled, and growth is the peak of the last run over the first's.
+is a run of its own, in the same suite; peaks are sampled, and growth is the peak of the last run over the first's. What
+the bytes cost is told by the same rows on an engine whose payload is one value, the least that a mining engine returns.
 
     python -m benchmarks.mine --sizes 10000,100000
 """
@@ -58,9 +59,9 @@ async def _mine(folder: Path, broker: str, broker_pid: int, count: int) -> tuple
     return count / document["wall_s"], client_mb, broker_mb
 
 
-async def _run(sizes: list[int], folder: Path) -> list[tuple[float, float, float]]:
+async def _run(sizes: list[int], hidden: int, folder: Path) -> list[tuple[float, float, float]]:
     write_simulated_engine(
-        folder / "engine", max_output_tokens=0, max_input_tokens=128, payload_dtype="float16", hidden_size=HIDDEN,
+        folder / "engine", max_output_tokens=0, max_input_tokens=128, payload_dtype="float16", hidden_size=hidden,
         slots=256, step_token_budget=8192, step_us=0, prompt_token_ns=0,
     )  # fmt: skip
     async with Suite(Plan((folder / "engine",), folder / "logs", start_limit_s=START_S)) as suite:
@@ -74,13 +75,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="10000,100000", help="Rows of each run, ascending.")
     sizes = [int(size) for size in parser.parse_args().sizes.split(",")]
-    with tempfile.TemporaryDirectory() as folder:
-        runs = asyncio.run(_run(sizes, Path(folder)))
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
+        [(bare, _, _)] = asyncio.run(_run(sizes[-1:], 1, Path(other)))
+        runs = asyncio.run(_run(sizes, HIDDEN, Path(folder)))
     report = Report("mine")
+    report.figure(f"bare_rows_per_s_{sizes[-1]}", [bare], unit="rows/s")
     for size, (rate, client_mb, broker_mb) in zip(sizes, runs, strict=True):
         report.figure(f"rows_per_s_{size}", [rate], unit="rows/s")
         report.figure(f"client_peak_mb_{size}", [client_mb], unit="MiB")
         report.figure(f"broker_peak_mb_{size}", [broker_mb], unit="MiB")
+    report.ratio("rate_over_bare", of=f"rows_per_s_{sizes[-1]}", over=f"bare_rows_per_s_{sizes[-1]}", goal=">= 0.9")
     report.figure("client_growth_mb", [runs[-1][1] - runs[0][1]], unit="MiB")
     report.figure("broker_growth_mb", [runs[-1][2] - runs[0][2]], unit="MiB")
     report.fact("payload_bytes", 2 * HIDDEN)
