@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
@@ -18,6 +20,25 @@ if TYPE_CHECKING:
 
 _AT_ONCE: Final = 256
 """Most calls that are open at a time in `answers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One answer."""
+
+    text: str
+    tokens: int
+    first_s: float
+    """From sending to the first token, in seconds."""
+    last_s: float
+    """From sending to the last one."""
+    finish_reason: int
+    """Number of the proto's FinishReason."""
+
+    @property
+    def per_token_s(self) -> float:
+        """Mean time between tokens; 0 where there are fewer than two."""
+        return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else 0.0
 
 
 class BrokerTarget:
@@ -57,6 +78,34 @@ class BrokerTarget:
                         on_tokens(len(message.delta.token_ids))
         finally:
             call.cancel()
+
+    async def timed(self, request: broker_service_pb2.GenerationRequest) -> Timed:
+        """One answer, with the times at which it came.
+
+        Raises:
+            FabricError: It was refused or failed.
+        """
+        request.engine.engine_digest = self._digest
+        request.return_token_ids = True
+        sent = time.monotonic()
+        first = last = sent
+        text, tokens, reason = "", 0, 0
+        call = self._stubs[0].GenerateStream(
+            broker_service_pb2.GenerateStreamRequest(request=request), timeout=self._limit_s
+        )
+        try:
+            with translated():
+                async for message in call:
+                    text += message.delta.text
+                    if message.delta.token_ids:
+                        last = time.monotonic()
+                        first = first if tokens else last
+                        tokens += len(message.delta.token_ids)
+                    if message.HasField("finished"):
+                        reason = message.finished.samples[0].finish_reason
+        finally:
+            call.cancel()
+        return Timed(text, tokens, first - sent, last - sent, reason)
 
     async def answers(
         self, requests: Sequence[broker_service_pb2.GenerationRequest]

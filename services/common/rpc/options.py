@@ -19,7 +19,7 @@ HANDSHAKE_MS = 10_000
 CALLS_PER_CONNECTION = 4096
 """Calls that a server lets one connection have open unless told otherwise."""
 CALLS_PENDING = 8192
-"""Calls that may wait for a server to take them up. Beyond 1,000, unless told otherwise, gRPC cancels some of a burst at
+"""Calls that may wait for a server to take them up. Unless told otherwise gRPC cancels some of a burst of over 1,000 at
 random, which its clients cannot tell from being cancelled themselves."""
 HEALTH_MESSAGE_BYTES = 4 * 1024
 """Longest message of the health-only server, in bytes: a name, or a state."""
