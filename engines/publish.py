@@ -88,7 +88,11 @@ class Workplace:
     def publish(self, files: Sequence[str]) -> None:
         """Gives the directory its name, with these files and nothing else; what had the name before is gone then."""
         for entry in self._path.iterdir():
-            if entry.name not in files:
+            if entry.name in files:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
                 entry.unlink()
         _write_through(self._path)
         if self._target.exists():

@@ -2,7 +2,8 @@
 """Computes a recorded network in NumPy, operation by operation, on a machine without a GPU.
 
 Arithmetic runs in float32 and every result is rounded to the number format that its operation states, so that a wrong
-type, a missing cast or a scale applied twice shows as it would on a card. Matrix products accumulate in float32.
+type, a missing cast or a scale applied twice shows as it would on a card. Matrix products accumulate in float32. Values
+are dropped after their last use, so that a model takes its weights and one layer's work.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def run(
             raise GraphError(f"input {tensor.name} is {value.dtype}, must be {tensor.dtype}")
         _bind(tensor.name, tensor.shape, value.shape, extents)
         values[tensor.name] = value
-    for operation in graph.operations:
+    last_use = {tensor.name: at for at, operation in enumerate(graph.operations) for tensor in operation.inputs}
+    kept = {tensor.name for tensor in graph.outputs}
+    for at, operation in enumerate(graph.operations):
         arguments = [values[tensor.name] for tensor in operation.inputs]
         result = (
             graph.constants[operation.output.name]
@@ -64,6 +67,9 @@ def run(
         values[operation.output.name] = result
         if watch is not None:
             watch(operation, result)
+        for tensor in operation.inputs:
+            if last_use[tensor.name] == at and tensor.name not in kept:
+                values.pop(tensor.name, None)
     return {tensor.name: values[tensor.name] for tensor in graph.outputs}
 
 

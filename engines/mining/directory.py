@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from engines.contract_text import NOT_APPLICABLE, BuiltFrom, contract_text
 from engines.cpu import FileFacts
-from engines.publish import workplace
+from engines.publish import Workplace, workplace
 from engines.sources import digest
 from services.common import schema
 from services.common.contract import CONTRACT_FILE, engine_digest
@@ -70,20 +70,31 @@ def write_directory(target: Path, engine: MiningEngine, plan: bytes, tokenizer: 
             is no engine directory lies at the target.
         ResourceExhaustedError: The disk has no room.
     """
+    with workplace(target) as place:
+        inputs = hashlib.sha256(repr(engine).encode())
+        for content in (plan, tokenizer):
+            inputs.update(hashlib.sha256(content).digest())
+        place.begin(inputs.hexdigest(), len(plan) + len(tokenizer) + (64 << 20))
+        place.step(PLAN_FILE, partial(_write, plan))
+        publish_steps(place, engine, tokenizer)
+    return engine_digest(target)
+
+
+def publish_steps(place: Workplace, engine: MiningEngine, tokenizer: bytes) -> None:
+    """Writes everything but the plan, which is in its place, and publishes the directory.
+
+    Raises:
+        FailedPreconditionError: Configuration or contract would be refused: all findings are named.
+    """
     configuration = json.dumps({"tensorrt_version": 1, "plan": PLAN_FILE, "plugins": []}, indent=2).encode() + b"\n"
     if findings := schema.check_text("tensorrt", configuration)[1]:
         raise FailedPreconditionError(f"{CONFIGURATION_FILE} would be refused: " + "; ".join(map(str, findings)))
-    files = {PLAN_FILE: plan, CONFIGURATION_FILE: configuration, TOKENIZER_FILE: tokenizer}
-    with workplace(target) as place:
-        inputs = hashlib.sha256(repr(engine).encode())
-        for content in files.values():
-            inputs.update(hashlib.sha256(content).digest())
-        place.begin(inputs.hexdigest(), sum(map(len, files.values())) + (64 << 20))
-        made = {name: place.step(name, partial(_write, content)) for name, content in files.items()}
-        facts = {name: FileFacts(path.stat().st_size, digest(path)) for name, path in made.items()}
-        place.step(CONTRACT_FILE, partial(_write, _contract(engine, facts)))
-        place.publish([*files, CONTRACT_FILE])
-    return engine_digest(target)
+    for name, content in ((CONFIGURATION_FILE, configuration), (TOKENIZER_FILE, tokenizer)):
+        place.step(name, partial(_write, content))
+    made = {name: place.path(name) for name in (PLAN_FILE, CONFIGURATION_FILE, TOKENIZER_FILE)}
+    facts = {name: FileFacts(path.stat().st_size, digest(path)) for name, path in made.items()}
+    place.step(CONTRACT_FILE, partial(_write, _contract(engine, facts)))
+    place.publish([*made, CONTRACT_FILE])
 
 
 def _write(content: bytes, path: Path) -> None:

@@ -47,6 +47,10 @@ class Fp8Scales:
     activations: dict[str, float]
 
 
+QUANTIZED_INPUTS = {"input_norm.weighted": "qkv", "attention_out": "o", "mlp_norm.weighted": "mlp", "gated": "down"}
+"""Operations of a layer whose results are inputs of quantised products, and what `Fp8Scales` calls those."""
+
+
 @dataclass(slots=True)
 class _Layer:
     graph: Graph
