@@ -21,7 +21,7 @@ import grpc
 import numpy as np
 
 from benchmarks.frame import Report
-from benchmarks.throughput import CALLS, VOCABULARY, Suite, latencies_ms, ready
+from benchmarks.throughput import VOCABULARY, Suite, latencies_ms, ready
 from ifabric.broker.v1 import broker_service_pb2 as wire
 from ifabric.broker.v1 import broker_service_pb2_grpc
 from services.common.rpc import channel
@@ -29,7 +29,7 @@ from services.common.rpc import channel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-RUNS = 3
+RUNS, CALLS = 3, 200
 STEP_US = 10_000
 BULK_ROWS, BULK_TOKENS, BULK_BATCH = 50_000, 64, 250
 
@@ -87,14 +87,14 @@ async def measure(suite: Suite, *, with_bulk: bool) -> tuple[dict[str, list[list
     async with channel(suite.broker.address) as made, channel(suite.broker.address) as other:
         stub = broker_service_pb2_grpc.BrokerServiceStub(made)
         await ready(stub)
-        await latencies_ms(stub)
-        found["alone"] = [await latencies_ms(stub) for _ in range(RUNS)]
+        await latencies_ms(stub, CALLS)
+        found["alone"] = [await latencies_ms(stub, CALLS) for _ in range(RUNS)]
         if not with_bulk:
             return found, 0
         job = BulkJob(broker_service_pb2_grpc.BrokerServiceStub(other))
         await job.under_way(500)
         before = job.ended
-        found["loaded"] = [await latencies_ms(stub) for _ in range(RUNS)]
+        found["loaded"] = [await latencies_ms(stub, CALLS) for _ in range(RUNS)]
         rows = job.ended - before
         await job.stop()
     return found, rows
@@ -114,7 +114,7 @@ def main() -> None:
         found, _ = asyncio.run(measure(Suite(stack), with_bulk=False))
     tell(report, "added", found["alone"], "<= 2")
     with ExitStack() as stack:
-        real = {"time_mode": "real", "step_us": STEP_US, "slots": 64, "step_token_budget": 8192}
+        real: dict[str, Any] = {"time_mode": "real", "step_us": STEP_US, "slots": 64, "step_token_budget": 8192}
         found, rows = asyncio.run(measure(Suite(stack, **real), with_bulk=True))
     for name, runs in found.items():
         tell(report, name, runs)

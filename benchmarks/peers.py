@@ -52,7 +52,17 @@ def interpreter() -> Path:
     python, stamp = ENVIRONMENT / "bin" / "python", ENVIRONMENT / "lock"
     if not stamp.exists() or stamp.read_bytes() != LOCK.read_bytes():
         venv.create(ENVIRONMENT, with_pip=True, clear=True)
-        command = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--require-hashes", "-r", LOCK]
+        command = [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            "--require-hashes",
+            "-r",
+            str(LOCK),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode:
             raise RouterError(f"sglang-router cannot be installed: {done.stderr.strip().splitlines()[-1]}")

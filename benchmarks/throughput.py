@@ -160,10 +160,10 @@ async def ready(stub: Any) -> None:
             return
 
 
-async def latencies_ms(stub: Any) -> list[float]:
+async def latencies_ms(stub: Any, calls: int = CALLS) -> list[float]:
     """What single calls take, one after the other, ascending."""
     taken = []
-    for at in range(CALLS):
+    for at in range(calls):
         began = time.perf_counter()
         await stub.Generate(request(f"call {at}"), timeout=10)
         taken.append((time.perf_counter() - began) * 1e3)

@@ -57,7 +57,8 @@ class Tap(grpc.GenericRpcHandler):
         async def relay(
             requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
         ) -> AsyncIterator[bytes]:
-            call = (await self._target).stream_stream(method)(requests)
+            relayed: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = (await self._target).stream_stream(method)
+            call = relayed(requests)
             try:
                 async for message in call:
                     await self._open.wait()

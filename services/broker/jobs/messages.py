@@ -119,9 +119,9 @@ def _add(report: broker_service_pb2.JobReport, accounted: broker_service_pb2.Job
     known = {share.node_id: share for share in accounted.shares}
     for share in report.shares:
         if share.node_id in known:
-            for name in _OF_ENGINES:
-                if known[share.node_id].HasField(name):
-                    setattr(share, name, getattr(known[share.node_id], name))
+            for figure in _OF_ENGINES:
+                if known[share.node_id].HasField(figure):
+                    setattr(share, figure, getattr(known[share.node_id], figure))
 
 
 def _time(seconds: float) -> timestamp_pb2.Timestamp:

@@ -1,28 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call into the native library costs from Python: `poll_us` and `submit_us`.
+"""What the native library costs: its calls from Python, and its loop around a runtime's.
 
     poll_us      one poll that returns 64 events, in microseconds
     submit_us    one submit of 64 requests of 1,024 tokens each, from values to results, in microseconds
     cancel_us    one cancel of 64 requests, in microseconds
+    empty_poll_us  one poll with timeout 0 when nothing waits, in microseconds
     stats_us     one reading of the counters, in microseconds
+    overhead     time of a step through the library over that of the bare llama loop, minus 1
+    simulated_tokens_per_core_s   tokens that the simulated engine makes in virtual time for each second of a core: its
+                 batcher alone; library_tokens_per_core_s through the whole library
 
 The engine is the simulated one, so that no model takes part. A poll is timed while more events wait than it takes, so
 that it never waits. Submits and cancels are timed while the engine is in a long step: its thread sleeps then and does
-not compete for the processor. Each run is the median of its calls; the figure is the median over the runs.
+not compete for the processor. Each run is the median of its calls; the figure is the median over the runs. The last
+three come from programs of `native`, on the engine of `make engine` and on the simulated one.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import statistics
+import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.frame import Report
+from benchmarks.frame import ROOT, Report
 from engines.simulated import write_simulated_engine
 from services.worker.native import Engine, EventKind, Options, PollBuffers, Request
 
@@ -34,11 +41,12 @@ PROMPT_TOKENS = 1024
 RUNS = 9
 CALLS = 24
 VOCABULARY = 32_000
+LONGEST_PROGRAM_S = 600
 
 
 def main() -> None:
     """Measures and prints."""
-    report = Report("native_calls")
+    report = Report("native")
     report.fact("events_a_poll", COUNT)
     report.fact("requests_a_submit", COUNT)
     report.fact("tokens_a_request", PROMPT_TOKENS)
@@ -48,8 +56,25 @@ def main() -> None:
         submits, cancels = submit_and_cancel_us(Path(folder) / "submit")
         report.figure("submit_us", submits, unit="us", goal="<= 100")
         report.figure("cancel_us", cancels, unit="us")
-        report.figure("stats_us", stats_us(Path(folder) / "stats"), unit="us")
+        empty, stats = idle_us(Path(folder) / "idle")
+        report.figure("empty_poll_us", empty, unit="us")
+        report.figure("stats_us", stats, unit="us")
+    loop = program("bench/bench_native", str(ROOT / "build" / "engines" / "smollm2-135m"))
+    report.figure("overhead", loop["overhead_runs"], unit="", goal="<= 0.02")
+    report.fact("bare_step_us", loop["bare_step_us"])
+    report.fact("library_step_us", loop["library_step_us"])
+    rate = program("tests/simulated_rate")
+    report.figure("simulated_tokens_per_core_s", [rate["simulated_tokens_per_core_s"]], unit="tokens/s", goal=">= 2e6")
+    report.figure("library_tokens_per_core_s", [rate["library_tokens_per_core_s"]], unit="tokens/s")
     report.print()
+
+
+def program(name: str, *arguments: str) -> dict[str, Any]:
+    """Runs a program of the native build and returns the JSON object of its last line."""
+    command = [str(ROOT / "build" / "native" / name), *arguments]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LONGEST_PROGRAM_S).stdout
+    figures: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return figures
 
 
 def poll_us(directory: Path) -> list[float]:
@@ -99,17 +124,23 @@ def submit_and_cancel_us(directory: Path) -> tuple[list[float], list[float]]:
     return submits, cancels
 
 
-def stats_us(directory: Path) -> list[float]:
-    """Times readings of the counters."""
-    runs = []
+def idle_us(directory: Path) -> tuple[list[float], list[float]]:
+    """Times polls that find nothing, and readings of the counters."""
     with engine(directory, time_mode="virtual", slots=1) as loaded:
-        for _ in range(RUNS):
-            times = []
-            for _ in range(CALLS):
-                began = time.perf_counter()
-                loaded.stats()
-                times.append(time.perf_counter() - began)
-            runs.append(statistics.median(times) * 1e6)
+        buffers = PollBuffers(events=COUNT, tokens=4096, payload_bytes=0, text_bytes=4096)
+        return timed_us(lambda: loaded.poll(buffers, 0)), timed_us(loaded.stats)
+
+
+def timed_us(call: Callable[[], object]) -> list[float]:
+    """The median time of a call, in each of the runs."""
+    runs = []
+    for _ in range(RUNS):
+        times = []
+        for _ in range(CALLS):
+            began = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - began)
+        runs.append(statistics.median(times) * 1e6)
     return runs
 
 
