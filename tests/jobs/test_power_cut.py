@@ -35,20 +35,8 @@ ROWS = work(300)
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("shim") / "power_cut.so"
     source = Path(__file__).with_name("power_cut.cpp")
-    command = [
-        "g++",
-        "-std=c++20",
-        "-O1",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-shared",
-        "-fPIC",
-        "-o",
-        made,
-        source,
-        "-ldl",
-    ]
+    command = ["g++", "-std=c++20", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o"]
+    command += [str(made), str(source), "-ldl"]
     subprocess.run(command, check=True, timeout=100)
     return made
 
@@ -92,6 +80,11 @@ def cuttable(folder: Path, shim: Path, **settings: Any) -> tuple[Disk, Fabric]:
     return disk, Fabric(folder, journal=journal, broker=broker, broker_env=disk.env, **settings)
 
 
+def finished(job: JobClient, least: int) -> int:
+    """Waits for so many results, and returns how many the broker has told of."""
+    return int(block_until(lambda: (rows := job.get().finished_rows) >= least and rows, within_s=60, what="results"))
+
+
 def test_rows_and_results_outlive_power_cuts(tmp_path: Path, shim: Path) -> None:
     expected = undisturbed(tmp_path / "undisturbed", ROWS)
     disk, made = cuttable(tmp_path, shim, engine={**QUICK, "step_us": 8000})
@@ -106,13 +99,10 @@ def test_rows_and_results_outlive_power_cuts(tmp_path: Path, shim: Path) -> None
         disk.cut(fabric)
         seen: list[Any] = []
         for reached in (1, 50, 150):
-            told = block_until(
-                lambda most=reached: (now := job.get()).finished_rows >= most and now, within_s=60, what="results"
-            )
+            told = finished(job, reached)
             seen = job.results(follow=False)
             disk.cut(fabric)
-            now = job.get()
-            assert now.finished_rows >= told.finished_rows
+            assert job.get().finished_rows >= told
             assert job.results(follow=False)[: len(seen)] == seen
         assert seen
         assert lines(job.results()) == expected

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fabric]:
     """One of everything, for tests that break nothing."""
-    with Fabric(tmp_path_factory.mktemp("fabric"), broker={"tenant_jobs_max": 3}) as made:
+    with Fabric(tmp_path_factory.mktemp("fabric"), broker={"tenant_jobs_max": 3, "tenant_rows_max": 3000}) as made:
         yield made.start()
 
 
@@ -256,3 +257,64 @@ def test_payloads_lie_beside_the_journal_and_come_back_whole(tmp_path: Path) -> 
         ended(job)
         job.delete()
         block_until(lambda: not list((tmp_path / "payloads").rglob("*.shard")), within_s=20, what="the shards' end")
+
+
+def test_a_tenant_that_has_enough_rows_sends_no_more_and_others_go_on(job: JobClient, fabric: Fabric) -> None:
+    job.create()
+    assert job.upload(requests(3000)) == 3000
+    with pytest.raises(ResourceExhaustedError) as caught:
+        job.upload(requests(3001))
+    assert "the tenant has 3000 rows; at most 3000 are kept" in caught.value.message
+    assert caught.value.retry_after_s
+    assert job.get().durable_rows == 3000
+    with JobClient(fabric.brokers[0].address, tenant="another tenant") as other:
+        other.create()
+        assert other.upload(requests(10)) == 10
+        other.cancel()
+        other.delete()
+    job.cancel()
+    job.delete()
+    job.create()
+    assert job.upload(requests(10)) == 10, "what was deleted counts no more"
+
+
+def figures(fabric: Fabric) -> dict[str, float]:
+    """What the broker tells Prometheus, by name and labels."""
+    process = fabric.brokers[0].process
+    assert process is not None
+    with urllib.request.urlopen(f"http://{process.metrics}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    pairs = [line.rsplit(" ", 1) for line in lines if line.startswith("ifabric_broker_jo")]
+    return {name: float(value) for name, value in pairs}
+
+
+def test_metrics_tell_what_became_of_rows_and_of_the_journal(job: JobClient, fabric: Fabric) -> None:
+    rows = 'ifabric_broker_job_rows_total{outcome="%s"}'
+    before = figures(fabric)
+    job.create()
+    sent = [*requests(40), row("", request()), row("row-1", request("Again"))]
+    job.upload(sent)
+    job.upload(sent)
+    between = figures(fabric)
+    job.seal(len(sent))
+    ended(job)
+    after = figures(fabric)
+    assert between[rows % "accepted"] - before[rows % "accepted"] == 42
+    assert between[rows % "failed"] - before[rows % "failed"] == 1
+    assert after[rows % "accepted"] == between[rows % "accepted"]
+    assert after[rows % "finished"] - before[rows % "finished"] == 40
+    assert after[rows % "failed"] - before[rows % "failed"] == 2
+    commits = 'ifabric_broker_journal_commit_duration_seconds_count{outcome="committed"}'
+    assert after[commits] > between[commits] > before[commits]
+    assert after['ifabric_broker_journal_full_total{where="journal"}'] == 0
+    assert after["ifabric_broker_job_leases_lost_total"] == 0
+    job.name["job_id"] = "stalled"
+    job.create(engine=broker_pb2.EngineSelector(engine_id="none such"))
+    job.upload(requests(7))
+    job.seal(7)
+    stalled = 'ifabric_broker_jobs{state="stalled"}'
+    block_until(lambda: figures(fabric)[stalled] == 1, within_s=20, what="a stalled job")
+    now = figures(fabric)
+    assert (now["ifabric_broker_job_rows_waiting"], now["ifabric_broker_job_rows_held"]) == (7, 0)
+    job.cancel()
+    block_until(lambda: figures(fabric)[stalled] == 0, within_s=20, what="its end")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from engines.simulated import SimulatedEngine, Simulation
 from ifabric.broker.v1 import broker_service_pb2 as broker_pb2
 from ifabric.broker.v1 import job_service_pb2 as wire
 from services.common.errors import ResourceExhaustedError
 from tests.jobs.client import ENDED, JobClient, row, typed
 from tests.jobs.databases import PostgresServer
 from tests.jobs.proof import QUICK, check_whole, lines, undisturbed, work
-from tests.jobs.running import Fabric
+from tests.jobs.running import ENGINE, Fabric
 from tests.support.waiting import block_until
 
 if TYPE_CHECKING:
@@ -147,6 +149,36 @@ def test_a_copy_that_was_taken_while_a_job_ran_is_a_journal(tmp_path: Path, expe
             assert job.get().finished_rows > 50
             assert lines(job.results()) == expected
             check_whole(job, ROWS)
+
+
+def test_payloads_that_were_copied_after_the_journal_are_all_that_it_names(tmp_path: Path) -> None:
+    engine = {
+        **QUICK, "step_us": 4000, "max_output_tokens": 0, "samples_max": 1,
+        "payload_dtype": "float32", "hidden_size": 64,
+    }  # fmt: skip
+    texts = [f"Row {number}" for number in range(400)]
+    sent = [row(text, broker_pb2.GenerationRequest(prompt=broker_pb2.Prompt(text=text))) for text in texts]
+    with Fabric(tmp_path, engine=engine) as fabric:
+        fabric.workers[0].start()
+        [broker] = fabric.brokers
+        broker.start()
+        with JobClient(broker.address) as job:
+            job.create()
+            job.upload(sent)
+            job.seal(len(sent))
+            block_until(lambda: job.get().finished_rows > 50, within_s=30, what="some results")
+            copy = tmp_path / "copy.db"
+            with closing(sqlite3.connect(fabric.journal)) as source, closing(sqlite3.connect(copy)) as target:
+                source.backup(target)
+            shutil.copytree(tmp_path / "payloads", tmp_path / "copied")
+            broker.kill()
+            shutil.rmtree(tmp_path / "payloads")
+            broker.start(journal=str(copy), payload_dir=str(tmp_path / "copied"))
+            simulation = Simulation(SimulatedEngine(**{**ENGINE, **engine}))
+            results = job.results()
+            assert [each.row_id for each in results] == texts
+            for text, each in zip(texts, results, strict=True):
+                assert each.finished.payload.data == simulation.payload(list(text.encode())).tobytes()
 
 
 def test_a_dump_that_was_taken_while_a_job_ran_is_a_journal(

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from services.common.errors import FabricError
 
 ERRORS_FILE = "errors.jsonl"
+SHARD_ROWS_MAX = 65_536
 _FAILURES_HELD = 1000
 
 
@@ -242,8 +243,8 @@ class _Collector:
 
 
 def shard_rows_for(form: Form, shard_bytes: int) -> int:
-    """Rows of a shard of about so many bytes."""
-    return max(1, shard_bytes // form.row_bytes)
+    """Rows of a shard of about so many bytes: at most so many that what is held of them until it counts stays small."""
+    return min(max(1, shard_bytes // form.row_bytes), SHARD_ROWS_MAX)
 
 
 def summary(run: Mine, counts: Counts, began: float) -> dict[str, Any]:
