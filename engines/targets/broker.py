@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from engines.targets.target import OnTokens
 
 _AT_ONCE: Final = 256
-"""Most calls that are open at a time in `answers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +47,21 @@ class BrokerTarget:
         channels: To the broker; streams are spread over them, since each carries a hundred well.
         engine_digest: Which engine; empty for any.
         limit_s: Deadline of a request, in seconds.
+        at_once: Most calls that `answers` has open at a time.
     """
 
     def __init__(
-        self, channels: Sequence[grpc.aio.Channel], *, engine_digest: str = "", limit_s: float = 120.0
+        self,
+        channels: Sequence[grpc.aio.Channel],
+        *,
+        engine_digest: str = "",
+        limit_s: float = 120.0,
+        at_once: int = _AT_ONCE,
     ) -> None:
         self._stubs = [broker_service_pb2_grpc.BrokerServiceStub(each) for each in channels]
         self._digest = engine_digest
         self._limit_s = limit_s
+        self._at_once = at_once
         self._asked = 0
 
     @property
@@ -115,7 +121,7 @@ class BrokerTarget:
         Raises:
             FabricError: One of them failed; the others are cancelled.
         """
-        room = asyncio.Semaphore(_AT_ONCE)
+        room = asyncio.Semaphore(self._at_once)
 
         async def one(
             number: int, request: broker_service_pb2.GenerationRequest

@@ -16,6 +16,7 @@ from services.cli.judging.audit import audit
 from services.cli.judging.compare import compare
 from services.cli.judging.ladder import ladder
 from services.cli.judging.probe_guided import probe_guided
+from services.cli.judging.sweep import sweep
 from services.cli.judging.verdict import verdict
 from services.cli.running import CommandError, run_plain, write_columns, write_json
 from services.common.contract import all_findings, engine_digest, read, to_json
@@ -30,6 +31,7 @@ app.command("audit")(audit)
 app.command("compare")(compare)
 app.command("probe-guided")(probe_guided)
 app.command("ladder")(ladder)
+app.command("sweep")(sweep)
 app.command("verdict")(verdict)
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The engine directory.")]
