@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import cache
 from itertools import groupby
 
@@ -220,3 +221,25 @@ def test_what_takes_longest_is_not_left_for_the_end() -> None:
     bench.submit(work([9] * 900, max_tokens=1, request_id="long"))
     # Density alone would send it last, and one worker would wait for the other.
     assert "long" in {attempt.entry.work.key[1] for attempt in bench.give()}
+
+
+def test_what_has_ended_lies_in_no_ring() -> None:
+    """Else the collector would have to look through everything that waits to find it."""
+    bench = Bench()
+    for at in range(2):
+        bench.worker(f"w{at}", sequences=4, tokens=100_000)
+    prompts = {f"r{at}": [*range(at % 3, 2 * BLOCK), *([300 + at % 6] * BLOCK), 600 + at] for at in range(60)}
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        bench.submit(*(work(prompt, request_id=name) for name, prompt in prompts.items()))
+        Caches().run(bench, prompts)
+        bench.sent.clear()
+        gc.collect()
+        left = [found for found in gc.garbage if type(found).__module__.startswith("services.broker.core")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == []

@@ -148,6 +148,9 @@ class Ownership:
         self._looked.pop(node, None)
         for head in list(node.heads.values()):
             head.run.close(head)
+        # Nothing of a node that is gone may lie in a ring: what waits is too much to be searched for rings.
+        node.heads.clear()
+        node.subtrees.clear()
 
     def next(self, run: Run, now: float, *, may_lead: bool) -> Entry | None:
         """Returns what the worker should be sent now, and leaves it in place; None where there is nothing for it.
