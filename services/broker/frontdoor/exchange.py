@@ -367,8 +367,7 @@ class ExchangeStream:
         while self._fresh and len(response.deltas) < MESSAGE_ROWS and size < MESSAGE_BYTES:
             row = next(iter(self._fresh))
             del self._fresh[row]
-            for delta in row.transcript.take_deltas():
-                size += response.deltas.add(request_id=row.transcript.request_id, delta=delta).ByteSize()
+            size += row.transcript.write_deltas(response.deltas)
         return response, weight
 
     def _check_size(self, row: Row, outcome: broker_service_pb2.RequestOutcome) -> None:

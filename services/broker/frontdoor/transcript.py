@@ -17,6 +17,7 @@ from services.broker.frontdoor.detokenization import SampleText
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer as RepeatedCompositeContainer
 
     from services.broker.frontdoor.intake import Plan
     from services.broker.frontdoor.tokenization import TextCodec
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 ROW_BYTES = 512
 """Kept for a result beside its output: its id, usage, digest, and the objects that hold them."""
+_DELTA_BYTES = 64
+"""A delta beside what it carries: its request's id."""
 TOKEN_BYTES = 12
 """Kept for a token: its id, its log-probability and a few characters."""
 
@@ -81,21 +84,19 @@ class Transcript:
 
     def take_deltas(self) -> list[broker_service_pb2.Delta]:
         """Returns what has not been sent, by sample, and counts it as sent."""
-        deltas: list[broker_service_pb2.Delta] = []
-        for index in sorted(self._samples):
-            unsent = self._samples[index]
-            if unsent.pieces or unsent.ids or unsent.logprobs:
-                deltas.append(
-                    broker_service_pb2.Delta(
-                        sample=index,
-                        text="".join(unsent.pieces),
-                        token_ids=unsent.ids,
-                        logprobs=unsent.logprobs,
-                    )
-                )
-                unsent.pieces, unsent.ids, unsent.logprobs = [], [], []
-                self._told = True
+        deltas = []
+        for index, unsent in self._with_output():
+            delta = broker_service_pb2.Delta()
+            self._move(index, unsent, delta)
+            deltas.append(delta)
         return deltas
+
+    def write_deltas(self, deltas: RepeatedCompositeContainer[broker_service_pb2.RequestDelta]) -> int:
+        """Writes what has not been sent behind others, by sample, and counts it as sent; returns about its bytes."""
+        return sum(
+            self._move(index, unsent, deltas.add(request_id=self.request_id).delta)
+            for index, unsent in self._with_output()
+        )
 
     def forget(self) -> bool:
         """Takes everything back where no delta has carried any of it; returns whether that was so."""
@@ -147,6 +148,28 @@ class Transcript:
         if unsent.text.stop:
             sample.finish_reason = generation_pb2.FINISH_REASON_STOP
             sample.stop = unsent.text.stop
+
+    def _with_output(self) -> list[tuple[int, _Unsent]]:
+        """The samples that have something to send, in order."""
+        samples = self._samples.items()
+        return [(index, it) for index, it in sorted(samples) if it.pieces or it.ids or it.logprobs]
+
+    def _move(self, index: int, unsent: _Unsent, delta: broker_service_pb2.Delta) -> int:
+        """Moves what a sample has to send into an empty message; returns about how many bytes that takes."""
+        delta.sample = index
+        delta.text = text = "".join(unsent.pieces)
+        size = _DELTA_BYTES + (len(text) if text.isascii() else 4 * len(text))
+        unsent.pieces.clear()
+        if unsent.ids:
+            delta.token_ids.extend(unsent.ids)
+            size += TOKEN_BYTES * len(unsent.ids)
+            unsent.ids.clear()
+        if unsent.logprobs:
+            delta.logprobs.extend(unsent.logprobs)
+            size += TOKEN_BYTES * len(unsent.logprobs)
+            unsent.logprobs.clear()
+        self._told = True
+        return size
 
     def _sample(self, index: int) -> _Unsent:
         unsent = self._samples.get(index)
