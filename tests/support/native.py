@@ -14,10 +14,14 @@ BUILD = ROOT / "build" / "native"
 
 
 @functools.cache
-def build(program: str) -> Path:
-    """Builds one program of `native/tools` with the preset `dev`, where it is not up to date, and returns its path.
+def build(program: str, *, folder: str = "tools") -> Path:
+    """Builds one program or library with the preset `dev`, where it is not up to date, and returns its path.
 
     Several test processes take turns. `make build` makes most of what this needs.
+
+    Args:
+        program: Name of the file, which is its target's, with `lib` and `.so` around it for a library.
+        folder: Where it lies below `native`.
     """
     assert shutil.which("cmake"), "cmake is missing: run scripts/bootstrap"
     BUILD.parent.mkdir(exist_ok=True)
@@ -25,8 +29,12 @@ def build(program: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (BUILD / "build.ninja").is_file():
             _run("cmake", "--preset", "dev", "-S", "native")
-        _run("cmake", "--build", str(BUILD), "--target", program, "--parallel", "2")
-    return BUILD / "tools" / program
+        _run("cmake", "--build", str(BUILD), "--target", _target(program), "--parallel", "2")
+    return BUILD / folder / program
+
+
+def _target(program: str) -> str:
+    return program.removeprefix("lib").removesuffix(".so") if program.endswith(".so") else program
 
 
 def _run(*command: str) -> None:

@@ -18,7 +18,7 @@ from tests.support.processes import ROOT, environment
 from tests.support.waiting import block_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 ENGINE = ROOT / "build" / "engines" / "smollm2-135m"
@@ -62,10 +62,12 @@ class RunningSuite:
 
 
 @contextmanager
-def up(logs: Path, engines: Sequence[Path] = (ENGINE,), *flags: str) -> Iterator[RunningSuite]:
+def up(
+    logs: Path, engines: Sequence[Path] = (ENGINE,), *flags: str, env: Mapping[str, str] | None = None
+) -> Iterator[RunningSuite]:
     """Runs `ifab up` on free ports; whatever is left at the end is killed and fails the test."""
     words = [word for engine in engines for word in ("--engine", str(engine))]
-    process = start("up", "--json", "--free-ports", "--logs", str(logs), *words, *flags)
+    process = start("up", "--json", "--free-ports", "--logs", str(logs), *words, *flags, env=env)
     pids: list[int] = []
     try:
         assert process.stdout is not None
@@ -81,12 +83,12 @@ def up(logs: Path, engines: Sequence[Path] = (ENGINE,), *flags: str) -> Iterator
         end(process, pids)
 
 
-def start(*words: str, **options: Any) -> subprocess.Popen[str]:
+def start(*words: str, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
     """Starts `ifab` in a session of its own, so that a test's signals reach nobody else."""
     return subprocess.Popen(
         [*IFAB, *words],
         cwd=ROOT,
-        env=environment(),
+        env=environment(env),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
