@@ -11,6 +11,7 @@ import numpy as np
 
 from ifabric.engine.v1 import generation_pb2
 from services.broker.core.decision import Decision
+from services.broker.core.loss import Loss
 from services.broker.core.settings import CoreSettings
 from services.broker.core.workers import Amount, EngineFacts, Worker
 from services.broker.work import Lane, SampleEnd, Work, WorkEnd
@@ -164,8 +165,8 @@ class Bench:
         self.decision.failed(attempt.worker, attempt.handle, error, generation_pb2.Usage(), self.now)
         self.decision.deliver()
 
-    def lose(self, worker: Worker, *, innocent: bool = False) -> None:
-        self.decision.worker_lost(worker, self.now, innocent=innocent)
+    def lose(self, worker: Worker, loss: Loss = Loss.DIED) -> None:
+        self.decision.worker_lost(worker, self.now, loss)
         self.decision.deliver()
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ifabric.engine.v1 import node_pb2
+from services.broker.core.loss import Loss
 from tests.broker_core.made import BLOCK, Bench, work
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def test_a_worker_that_joins_late_and_one_that_came_back_count_for_their_node() 
     (attempt,) = bench.give()
     _tell(bench, before, steps=5, tokens=100, busy_s=1.0, uptime_s=2.0)
     _tell(bench, before, steps=9, tokens=200, busy_s=2.0, uptime_s=4.0)
-    bench.lose(before, innocent=True)
+    bench.lose(before, Loss.LEFT)
     after = bench.worker("w")
     bench.now += 10.0
     (attempt,) = bench.give()

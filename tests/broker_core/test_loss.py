@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ifabric.engine.v1 import generation_pb2
-from services.broker.core.loss import RetryBudget
+from services.broker.core.loss import Loss, RetryBudget
 from services.broker.core.settings import CoreSettings
 from services.broker.work import Lane, WorkEnd
 from services.common import reasons
@@ -122,7 +122,7 @@ def test_a_drained_worker_makes_nobody_suspect() -> None:
     first, second = bench.worker("w1", sequences=2), bench.worker("w2", sequences=4)
     bench.submit(*_distinct(4))
     bench.give()
-    bench.lose(first, innocent=True)
+    bench.lose(first, Loss.LEFT)
     bench.now += 1.0
     again = bench.give()
     assert again
@@ -246,9 +246,26 @@ def test_interactive_work_is_given_up_after_three_workers() -> None:
         worker = bench.worker(f"w{at}")
         bench.now += 10.0
         assert len(bench.give()) == 1
-        bench.decision.worker_lost(worker, bench.now, innocent=at == 1)
+        bench.decision.worker_lost(worker, bench.now, Loss.LEFT if at == 1 else Loss.DIED)
         bench.decision.deliver()
     assert isinstance(sink.end, UnavailableError | FailedPreconditionError)
+
+
+def test_workers_that_stand_still_quarantine_nobody_however_often() -> None:
+    bench = Bench()
+    sink = RecordingSink()
+    bench.submit(work([1, 2, 3], sink=sink))
+    for at in range(8):
+        worker = bench.worker(f"w{at}")
+        bench.now += 30.0
+        (attempt,) = bench.give()
+        assert len(worker.outstanding) == 1
+        assert attempt.apart == (at > 0), "it is suspect all the same"
+        bench.lose(worker, Loss.SILENT)
+    bench.worker("last")
+    _settle(bench)
+    assert isinstance(sink.end, WorkEnd)
+    assert bench.decision.requests.counters.quarantined == 0
 
 
 def test_a_worker_that_cancels_by_itself_is_not_believed() -> None:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from services.broker.core.loss import Loss
 from services.broker.core.settings import CoreSettings
 from services.broker.core.workers import Amount, Worker
 from services.broker.work import Lane, WorkEnd
@@ -122,10 +123,10 @@ class CoreMachine(RuleBasedStateMachine):
             block_tokens=BLOCK if pool else 0,
         )
 
-    @rule(data=st.data(), innocent=st.booleans())
+    @rule(data=st.data(), loss=st.sampled_from(Loss))
     @precondition(lambda self: len(self._workers()) > 1)
-    def lose(self, data: st.DataObject, innocent: bool) -> None:
-        self.bench.lose(data.draw(st.sampled_from(self._workers())), innocent=innocent)
+    def lose(self, data: st.DataObject, loss: Loss) -> None:
+        self.bench.lose(data.draw(st.sampled_from(self._workers())), loss)
 
     @rule(data=st.data())
     @precondition(lambda self: self._workers())
@@ -234,7 +235,7 @@ class CoreMachine(RuleBasedStateMachine):
             return
         bench = self.bench
         for worker in self._workers():
-            bench.lose(worker, innocent=True)
+            bench.lose(worker, Loss.LEFT)
         for digest in (DIGEST, OTHER):
             bench.worker(f"last-{digest[0]}", digest=digest, sequences=8, tokens=400)
         for _ in range(2000):

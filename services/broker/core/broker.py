@@ -16,6 +16,7 @@ from services.broker.core import wire
 from services.broker.core.catalog import EngineCatalog
 from services.broker.core.decision import Decision
 from services.broker.core.explain import whereabouts
+from services.broker.core.loss import Loss
 from services.broker.core.metrics import CoreMetrics
 from services.broker.core.node_watch import NodeWatch
 from services.broker.core.tracing import record_dispatch
@@ -239,7 +240,7 @@ class Broker:
         wire.apply(message, self.decision, worker, now)
         self._want_turn()
 
-    def link_down(self, link: WorkerLink, *, innocent: bool) -> None:
+    def link_down(self, link: WorkerLink, loss: Loss) -> None:
         """See LinkOwner."""
         worker = self._workers.pop(link, None)
         if worker is None:
@@ -247,7 +248,7 @@ class Broker:
         del self._link_of[worker]
         if self._links.get(link.node_id) is not link:
             self._end_link(link)
-        self.decision.worker_lost(worker, self._loop.time(), innocent=innocent)
+        self.decision.worker_lost(worker, self._loop.time(), loss)
         self._want_turn()
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -281,7 +282,7 @@ class Broker:
         except Exception as error:
             # The worker will never hear of them, so they would wait for ever.
             _log.exception("dispatch.failed", node_id=link.node_id)
-            link.give_up(InternalError(f"work could not be sent: {type(error).__name__}"))
+            link.give_up(InternalError(f"work could not be sent: {type(error).__name__}"), Loss.DIED)
             return
         for message in messages:
             link.send(message)
@@ -337,16 +338,17 @@ class Broker:
 
         A slow machine looks like a dead engine. Where nobody else could take the work, a worker that still answers is
         left its time, as long as work may wait for a worker at all; one that is silent gets twice as long each time.
+        Silence is nobody's fault, as far as is known; an engine that stands still behind a stream that answers may be.
         """
         if self.decision.could_go_elsewhere(worker):
-            link.give_up(UnavailableError(why))
+            link.give_up(UnavailableError(why), Loss.DIED if answers else Loss.SILENT)
             return
         patience = self._settings.nobody_limit_s
         if not answers:
             patience = min(patience, self._settings.silence_limit_s * 2.0 ** min(link.silences, _DOUBLINGS_MAX))
         if waited > patience:
             link.silences += 1
-            link.give_up(UnavailableError(why), innocent=True)
+            link.give_up(UnavailableError(why), Loss.LEFT)
 
     def _nodes_changed(self, nodes: Mapping[str, provisioner.Node]) -> None:
         """Opens links to accepted nodes and closes those of nodes that are no more."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from services.broker.core.accounting import JobAccount
     from services.broker.core.attempts import Attempt
     from services.broker.core.entry import Entry
+    from services.broker.core.loss import Loss
     from services.broker.core.settings import CoreSettings
     from services.broker.core.workers import Amount, EngineFacts, Worker
     from services.broker.work import SampleEnd, TokenArray, Work
@@ -128,15 +129,12 @@ class Decision:
         elif worker.cordoned and not cordoned:
             self.scheduler.uncordon_worker(worker)
 
-    def worker_lost(self, worker: Worker, now: float, *, innocent: bool) -> None:
-        """A worker's stream has ended, or counts as ended: its attempts are lost and run elsewhere.
-
-        `innocent`: the worker said why, and it was none of its work, so that nothing is suspect.
-        """
+    def worker_lost(self, worker: Worker, now: float, loss: Loss) -> None:
+        """A worker's stream has ended, or counts as ended: its attempts are lost and run elsewhere."""
         self.timers.read(now)
         self.speeds.forget(worker.id)
         self._cancels.pop(worker, None)
-        self._recovery.worker_lost(worker, now, innocent=innocent)
+        self._recovery.worker_lost(worker, now, loss)
 
     def could_go_elsewhere(self, worker: Worker) -> bool:
         """Whether another worker that answers may take anything of what this one has."""

@@ -4,7 +4,8 @@
 Whatever was in flight at a worker that died may have killed it. It runs again apart from innocent work: first all of
 it together, since most deaths have other causes; what was there for a second death in sixteens; after a third, alone.
 Only a request that ends a worker while it is alone, twice, is quarantined: an innocent one is alone with two deaths by
-chance only where three deaths have singled it out before.
+chance only where three deaths have singled it out before. A worker that merely stood still has not been ended by
+anybody, as far as is known: a starved machine does that to whatever runs there.
 
 Running again is paced: by a delay that doubles with each loss, and by a budget of attempts beyond the first, so that a
 dying fleet is not finished off by its own retries.
@@ -12,6 +13,7 @@ dying fleet is not finished off by its own retries.
 
 from __future__ import annotations
 
+import enum
 import random
 from collections import deque
 from dataclasses import dataclass
@@ -23,6 +25,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from services.broker.core.settings import CoreSettings
+
+
+class Loss(enum.Enum):
+    """How a worker was lost, and so what that says of the work that it had."""
+
+    LEFT = enum.auto()
+    """It said that it goes away, or it was given up for standing still where nobody else could take its work. Nobody
+    is suspect."""
+    SILENT = enum.auto()
+    """It stands still, or its machine or the network does. Its work is suspect; nobody is found guilty by it."""
+    DIED = enum.auto()
+    """Its stream ended."""
+
 
 QUARANTINE_AT = 2
 """Losses while alone."""

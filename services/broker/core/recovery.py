@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ifabric.engine.v1 import generation_pb2
 from services.broker.core.entry import Entry, State
-from services.broker.core.loss import QUARANTINE_AT
+from services.broker.core.loss import QUARANTINE_AT, Loss
 from services.broker.work import Lane
 from services.common import reasons
 from services.common.errors import (
@@ -39,13 +39,14 @@ class Recovery:
         self._requests = requests
         self._timers = timers
 
-    def worker_lost(self, worker: Worker, now: float, *, innocent: bool) -> None:
+    def worker_lost(self, worker: Worker, now: float, loss: Loss) -> None:
         """All attempts at a worker are lost; see Decision.worker_lost."""
         attempts = list(worker.outstanding.values())
         apart = worker.apart
         self._scheduler.remove_worker(worker)
         self._requests.counters.lost_attempts += len(attempts)
-        alone = len(attempts) == 1
+        innocent = loss is Loss.LEFT
+        alone = len(attempts) == 1 and loss is Loss.DIED
         lost: list[Entry] = []
         for attempt in attempts:
             self._scheduler.close(attempt)

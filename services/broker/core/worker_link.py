@@ -15,6 +15,7 @@ import grpc
 
 from ifabric.worker.v1 import worker_service_pb2 as wire
 from ifabric.worker.v1 import worker_service_pb2_grpc
+from services.broker.core.loss import Loss
 from services.broker.core.wire import amount
 from services.common import logs, reasons
 from services.common.backoff import Backoff
@@ -47,8 +48,8 @@ class LinkOwner(Protocol):
     def link_heard(self, link: WorkerLink, message: wire.ExecuteResponse) -> None:
         """The worker says something."""
 
-    def link_down(self, link: WorkerLink, *, innocent: bool) -> None:
-        """The stream is over. `innocent`: what was in flight has no part in it, such as where the worker drains."""
+    def link_down(self, link: WorkerLink, loss: Loss) -> None:
+        """The stream is over."""
 
 
 class WorkerLink:
@@ -72,7 +73,7 @@ class WorkerLink:
         self._wanted = asyncio.Event()
         self._call: Call | None = None
         self._given_up: FabricError | None = None
-        self._innocent = False
+        self._loss = Loss.DIED
         self.silences = 0
         """Times in a row that it was given up for its silence while nobody else could take its work."""
 
@@ -81,15 +82,15 @@ class WorkerLink:
         self._out.append(message)
         self._wanted.set()
 
-    def give_up(self, error: FabricError, *, innocent: bool = False) -> None:
+    def give_up(self, error: FabricError, loss: Loss) -> None:
         """Ends the stream from this side: the worker counts as lost.
 
         Args:
             error: Why.
-            innocent: Whether what was in flight there has no part in it.
+            loss: How it counts.
         """
         if self._given_up is None:
-            self._given_up, self._innocent = error, innocent
+            self._given_up, self._loss = error, loss
         if self._call is not None:
             self._call.cancel()
 
@@ -106,7 +107,7 @@ class WorkerLink:
     async def _serve(self, backoff: Backoff) -> None:
         """One stream, from hello to end."""
         self._out.clear()
-        self._given_up, self._innocent = None, False
+        self._given_up, self._loss = None, Loss.DIED
         stub = worker_service_pb2_grpc.WorkerServiceStub(self.channel)
         call: Call = stub.Execute()
         self._call = call
@@ -146,7 +147,7 @@ class WorkerLink:
             writer.cancel()
             proven.cancel()
             why = self._given_up or why
-            self._owner.link_down(self, innocent=self._innocent or why.reason == reasons.DRAINING)
+            self._owner.link_down(self, Loss.LEFT if why.reason == reasons.DRAINING else self._loss)
         return why
 
     async def _greet(self, call: Call) -> Amount:
@@ -176,7 +177,7 @@ class WorkerLink:
                     await call.write(self._out.popleft())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             if not call.done():  # else the reader hears the reason
-                self.give_up(UnavailableError("the stream is broken"))
+                self.give_up(UnavailableError("the stream is broken"), Loss.DIED)
         except Exception as error:
             _log.exception("link.failed", node_id=self.node_id)
-            self.give_up(InternalError(f"a message could not be sent: {type(error).__name__}"))
+            self.give_up(InternalError(f"a message could not be sent: {type(error).__name__}"), Loss.DIED)
