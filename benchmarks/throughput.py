@@ -39,6 +39,7 @@ from benchmarks.frame import Report
 from engines.simulated import write_simulated_engine
 from ifabric.broker.v1 import broker_service_pb2 as wire
 from ifabric.broker.v1 import broker_service_pb2_grpc
+from services.broker.collector import spare_the_collector
 from services.broker.core.workers import Amount, Worker
 from services.common.rpc import channel
 from tests.support.processes import ServiceProcess
@@ -294,7 +295,8 @@ def core_us(live: int, batch: int, heads: int = 300) -> float:
 
 
 def core(report: Report) -> None:
-    """The decision core alone, with more and more that waits."""
+    """The decision core alone, with more and more that waits, and the collector set as the broker sets it."""
+    spare_the_collector()
     for live in LIVE:
         report.figure(f"core_us_{live}", [core_us(live, 64)], unit="us", goal="does not grow")
     for heads in TREES:

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ifabric.broker.v1 import broker_service_pb2_grpc, operator_service_pb2_grpc
+from services.broker.collector import spare_the_collector
 from services.broker.core import Broker
 from services.broker.core.row_traces import RowTraces
 from services.broker.frontdoor.exchange import ExchangeLimits
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from services.broker.work import Catalog
     from services.common.process import Process
 
-COLLECT_EVERY = (10_000, 20, 50)
-"""New objects before the collector looks at the youngest, and how often before it looks at older ones."""
 _SYNC_POLL_S = 0.05
 
 
@@ -81,24 +79,13 @@ async def serve(settings: BrokerSettings, process: Process) -> None:
     operators = OperatorServicer(core, cordons, jobs, estimator)
     server.add(operator_service_pb2_grpc.add_OperatorServiceServicer_to_server, operators, OPERATOR_SERVICE)
     server.on_drain("operators", operators.drain)
-    _spare_the_collector()
+    spare_the_collector()
     process.announce(await server.start(), health=server.health_address)
     await core.start()
     if jobs is not None:
         await jobs.start()
     process.tasks.start(_ready(server, core.catalog), name="readiness")
     await server.serve(process.stop)
-
-
-def _spare_the_collector() -> None:
-    """Lets the cycle collector look less often, and never at what was loaded at the start.
-
-    Requests that wait are many objects that live long and lie in no cycle. With Python's own thresholds looking through
-    them took a seventh of the core's time, in pauses that grow with what waits.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECT_EVERY)
 
 
 async def _ready(server: Server, catalog: Catalog) -> None:
