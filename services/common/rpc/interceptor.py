@@ -22,15 +22,15 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from services.common import logs
 from services.common.errors import FabricError, InternalError, to_status
+from services.common.rpc.requests import Incoming, checked, owned, tolerant
 from services.common.security.caller import set_caller
-from services.common.security.tenants import impose, request_count
+from services.common.security.tenants import request_count
 from services.common.telemetry import names, propagation
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from services.common.security import Access, Caller
-    from services.common.security.quotas import Quotas
     from services.common.telemetry import Telemetry
 
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -85,7 +85,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[(bool(handler.request_streaming), bool(handler.response_streaming))]
         wrapped = stream if handler.response_streaming else answer
-        return make(wrapped, handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
+        return make(wrapped, tolerant(handler.request_deserializer), handler.response_serializer)  # type: ignore[no-any-return]
 
     async def _run(
         self, method: str, context: Context, request: Any, takes_many: bool, call: Callable[[Any], Awaitable[Any]]
@@ -109,7 +109,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             try:
                 caller = self._access.admit(method, context)
                 if caller is None:
-                    return await call(request)
+                    return await call(Incoming(request) if takes_many else checked(request))
                 return await self._run_as(caller, request, takes_many, call)
             except asyncio.CancelledError:
                 # The client is gone, its deadline has passed, or the server stops; gRPC tells only by the clock.
@@ -140,31 +140,12 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         quotas = self._access.quotas
         with structlog.contextvars.bound_contextvars(caller=caller.name):
             if quotas is None:
-                return await call(_imposed(request, caller) if takes_many else _impose(request, caller))
+                return await call(Incoming(request, caller) if takes_many else owned(request, caller))
             with quotas.call(caller.tenant):
                 if takes_many:
-                    return await call(_paced(_imposed(request, caller), caller, quotas))
+                    return await call(Incoming(request, caller, quotas))
                 quotas.take(caller.tenant, request_count(request))
-                return await call(_impose(request, caller))
-
-
-def _impose(request: Any, caller: Caller) -> Any:
-    impose(request, caller)
-    return request
-
-
-async def _imposed(requests: AsyncIterator[Any], caller: Caller) -> AsyncIterator[Any]:
-    first = True
-    async for request in requests:
-        impose(request, caller, first=first)
-        first = False
-        yield request
-
-
-async def _paced(requests: AsyncIterator[Any], caller: Caller, quotas: Quotas) -> AsyncIterator[Any]:
-    async for request in requests:
-        await quotas.pace(caller.tenant, request_count(request))
-        yield request
+                return await call(owned(request, caller))
 
 
 async def _pump(made: Any, context: Context) -> None:
