@@ -186,13 +186,11 @@ void Batch::run(trt::IterationStats& stats) {
 }
 
 void Batch::fail(const std::string& why, std::vector<trt::Response>& responses) {
-  for (auto at = active_.begin(); at != active_.end();) {
-    const auto next = std::next(at);
-    responses.emplace_back(engine_.semantics.siblings_fail_under_own_ids ? at->id : at->parent, why);
-    remove(at);
-    at = next;
-    if (!engine_.semantics.forward_fails_everybody) break;
-  }
+  do {
+    const auto newest = std::prev(active_.end());
+    responses.emplace_back(engine_.semantics.siblings_fail_under_own_ids ? newest->id : newest->parent, why);
+    remove(newest);
+  } while (!active_.empty() && engine_.semantics.forward_fails_everybody);
 }
 
 void Batch::answer(std::vector<trt::Response>& responses) {

@@ -43,6 +43,11 @@ void Gate::left() {
   changed_.notify_all();
 }
 
+void Gate::ring() {
+  const std::lock_guard lock(mutex_);
+  changed_.notify_all();
+}
+
 Control& control() {
   static Control instance;
   return instance;

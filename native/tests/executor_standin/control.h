@@ -28,7 +28,8 @@ class Gate {
   // For the loop: before an iteration, and behind it. enter() returns at once where `ending` holds.
   void enter(const std::atomic<bool>& ending);
   void left();
-  void ring() { changed_.notify_all(); }
+  // What enter() was told may have changed.
+  void ring();
 
  private:
   std::mutex mutex_;

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "config.h"
 #include "enumeration.h"
 #include "semantics.h"
+#include "simulated.h"
 
 namespace ifab::standin {
 

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <exception>
 
-#include "directory.h"
+#include "executor_directory.h"
 
 int main(int argc, char** argv) {
   if (argc != 3) {

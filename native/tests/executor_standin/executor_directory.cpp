@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "directory.h"
+#include "executor_directory.h"
 
 #include <fstream>
 #include <iterator>

@@ -10,10 +10,10 @@ namespace ifab::standin {
 
 // What a directory is to say otherwise: JSON merge patches (RFC 7386; null takes a field out), empty for none.
 struct Patches {
-  std::string contract;
-  std::string config;    // config.json, the builder's
-  std::string executor;  // executor.json
-  std::string plan;      // rank0.engine, the stand-in's: see engine_file.h
+  std::string contract{};
+  std::string config{};    // config.json, the builder's
+  std::string executor{};  // executor.json
+  std::string plan{};      // rank0.engine, the stand-in's: see engine_file.h
 };
 
 // Makes, of the directory of a simulated engine, that of the same engine for the Executor's stand-in.
