@@ -272,8 +272,7 @@ class Broker:
             self._send(self._link_of[worker], attempts)
         for worker, handles in decision.take_cancels():
             self._link_of[worker].send(wire.cancel_message(handles))
-        if decision.deliver():
-            self._want_turn()  # sinks may have changed things; so may room at the door
+        decision.deliver()  # a sink that changes something asks for the next turn itself
         self._set_alarm()
 
     def _send(self, link: WorkerLink, attempts: Sequence[Attempt]) -> None:

@@ -226,10 +226,12 @@ class Scheduler:
         """Gives out what can go now; the attempts are to be sent in this order."""
         self._start_cohorts(now)
         given: list[Attempt] = []
+        turns = self._turns(now)
+        if not turns and all(worker.apart is None for worker in self.workers.values()):
+            return given
         heap = [(worker.ledger.fill(), at, worker) for at, worker in enumerate(self.workers.values())]
         tickets = len(heap)
         heapq.heapify(heap)
-        turns = self._turns(now)
         while heap:
             _, _, worker = heapq.heappop(heap)
             attempt = self._next(worker, turns, now)
