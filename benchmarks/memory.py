@@ -80,11 +80,14 @@ def main() -> None:
     """Measures all parts, or those that are named."""
     parser = argparse.ArgumentParser(prog="benchmarks.memory")
     parser.add_argument("parts", nargs="*", help="what to measure; everything where absent")
-    wanted = parser.parse_args().parts
+    parser.add_argument("--passes", type=int, default=10, help="times as many that pass through in the first part")
+    options = parser.parse_args()
+    wanted = options.parts
     report = Report("memory")
     report.fact("requests", REQUESTS)
     report.fact("tokens", TOKENS)
-    parts = (("64k", 1 << 16, 0, 10), ("128k", 1 << 17, 0, 1), ("heads", 1 << 16, HEADS, 1))
+    report.fact("passes", options.passes)
+    parts = (("64k", 1 << 16, 0, options.passes), ("128k", 1 << 17, 0, 1), ("heads", 1 << 16, HEADS, 1))
     for name, vocabulary, heads, passes in parts:
         if wanted and name not in wanted:
             continue
