@@ -51,6 +51,8 @@ class _Seen:
     told: list[pb.RefusedRow] = field(default_factory=list)
     engines: Counter[frozenset[str]] = field(default_factory=Counter)
     """Rows by the engines that may serve them."""
+    analysis: Analysis | None = None
+    """Of the rows that would run; None before the first."""
 
     def refuse(self, row_id: str, error: FabricError | status_pb2.Status) -> None:
         self.refused += 1
@@ -82,21 +84,19 @@ class Estimator:
             FabricError: the spec is at fault, no engine serves, or there are more rows than an analysis takes.
         """
         spec: job_service_pb2.JobSpec | None = None
-        seen, analysis = _Seen(), Analysis(self._block_tokens())
+        seen = _Seen()
         while (message := await _next(messages)) is not None:
             if spec is None:
                 spec = _spec_of(message)
             elif message.HasField("spec"):
                 raise InvalidArgumentError.of([Violation("spec", "is in a later message; the first one carries it")])
-            await self._take(spec, message.rows, seen, analysis)
+            await self._take(spec, message.rows, seen)
         if spec is None:
             raise InvalidArgumentError.of([Violation("spec", "is absent; the first message carries it")])
-        worth = await asyncio.to_thread(analysis.worth)
+        worth = await asyncio.to_thread((seen.analysis or Analysis(0)).worth)
         return self._response(seen, worth)
 
-    async def _take(
-        self, spec: job_service_pb2.JobSpec, rows: Sequence[job_service_pb2.JobRow], seen: _Seen, analysis: Analysis
-    ) -> None:
+    async def _take(self, spec: job_service_pb2.JobSpec, rows: Sequence[job_service_pb2.JobRow], seen: _Seen) -> None:
         seen.rows += len(rows)
         if seen.rows > ROWS_MAX:
             raise InvalidArgumentError.of([Violation("rows", f"are more than {ROWS_MAX:,}; analyze a part of them")])
@@ -114,15 +114,21 @@ class Estimator:
         for request, plan in zip(requests, await self._intake.plan(requests), strict=True):
             if isinstance(plan, Plan):
                 seen.engines[plan.engine_digests] += 1
-                analysis.add(request.request_id, plan.tokens, plan.salt, plan.samples * plan.max_tokens)
+                if seen.analysis is None:
+                    seen.analysis = Analysis(self._block_tokens(plan.engine_digests))
+                seen.analysis.add(request.request_id, plan.tokens, plan.salt, plan.samples * plan.max_tokens)
             elif isinstance(plan, UnavailableError) or plan.reason == reasons.ENGINE_UNKNOWN:
                 raise plan
             else:
                 seen.refuse(request.request_id, plan)
 
-    def _block_tokens(self) -> int:
-        """The finest blocks of all engines, as trees have them."""
-        blocks = [engine.contract.limits.kv_block_tokens.value for engine in self._catalog.engines()]
+    def _block_tokens(self, digests: frozenset[str]) -> int:
+        """The finest blocks of engines, as the core's trees have them; 0 where they share nothing."""
+        blocks = [
+            engine.contract.limits.kv_block_tokens.value
+            for engine in self._catalog.engines()
+            if engine.digest in digests
+        ]
         return min((size for size in blocks if size), default=0)
 
     def _response(self, seen: _Seen, worth: Worth) -> pb.AnalyzeRowsResponse:
