@@ -61,12 +61,12 @@ void Publisher::release() {
 }
 
 void Publisher::prompt_computed(uint64_t request_id, uint32_t tokens) {
-  if (Entry* entry = find(request_id)) entry->computed_tokens += tokens;
+  if (Entry* entry = inside(request_id)) entry->computed_tokens += tokens;
 }
 
 void Publisher::tokens(uint64_t request_id, uint32_t sample, std::span<const int32_t> tokens,
                        std::span<const float> logprobs) {
-  Entry* entry = find(request_id);
+  Entry* entry = inside(request_id);
   if (entry == nullptr || tokens.empty()) return;
   if (!entry->context_done) return out_of_order(*entry, "tokens before the context was done");
   if (sample >= entry->samples.size()) return out_of_order(*entry, "tokens of a sample that was not asked for");
@@ -86,7 +86,7 @@ void Publisher::tokens(uint64_t request_id, uint32_t sample, std::span<const int
 
 void Publisher::context_done(uint64_t request_id, uint32_t cached_tokens, uint32_t computed_tokens,
                              std::span<const float> prompt_logprobs) {
-  Entry* entry = find(request_id);
+  Entry* entry = inside(request_id);
   if (entry == nullptr) return;
   if (entry->context_done) return out_of_order(*entry, "the context done twice");
   if (!prompt_logprobs.empty() && prompt_logprobs.size() != entry->scores_reserved) {
@@ -102,14 +102,14 @@ void Publisher::context_done(uint64_t request_id, uint32_t cached_tokens, uint32
 }
 
 uint8_t* Publisher::payload(uint64_t request_id) {
-  Entry* entry = find(request_id);
+  Entry* entry = inside(request_id);
   if (entry == nullptr || entry->payload_slot == PayloadRing::kNone) return nullptr;
   return payloads_.data(entry->payload_slot);
 }
 
 void Publisher::finished(uint64_t request_id, uint32_t sample, int32_t reason, int32_t stop_id,
                          std::string_view payload_failure) {
-  Entry* entry = find(request_id);
+  Entry* entry = inside(request_id);
   if (entry == nullptr) return;
   if (!entry->context_done) return out_of_order(*entry, "an end before the context was done");
   if (sample >= entry->samples.size()) return out_of_order(*entry, "the end of a sample that was not asked for");
@@ -122,10 +122,15 @@ void Publisher::finished(uint64_t request_id, uint32_t sample, int32_t reason, i
 }
 
 void Publisher::failed(uint64_t request_id, const Status& status) {
-  Entry* entry = find(request_id);
+  Entry* entry = inside(request_id);
   if (entry == nullptr) return;
   entry->backend_holds = false;
   fail(*entry, status);
+}
+
+Entry* Publisher::inside(uint64_t request_id) {
+  Entry* entry = find(request_id);
+  return entry == nullptr || !entry->backend_holds ? nullptr : entry;
 }
 
 ifab_event_t Publisher::event_of(const Entry& entry, int32_t kind) const {

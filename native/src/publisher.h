@@ -66,6 +66,8 @@ class Publisher final : public Sink {
   void failed(uint64_t request_id, const Status& status) override;
 
  private:
+  // Null where the backend does not hold the request: what it says of one that waits, or has ended, is no event.
+  Entry* inside(uint64_t request_id);
   ifab_event_t event_of(const Entry& entry, int32_t kind) const;
   void end_sample(Entry& entry, uint32_t sample, int32_t reason, int32_t stop_id, std::string_view payload_failure);
   void end(Entry& entry);

@@ -249,6 +249,43 @@ TEST_F(LoopWith, ABackendThatStandsStillForTooLongHasFailed) {
   EXPECT_LT(progress_only, 200);  // and did not take a core meanwhile
 }
 
+// To end a request that still waits would leave its place in the order to nobody.
+TEST_F(LoopWith, AWordAboutARequestThatStillWaitsIsIgnored) {
+  std::atomic<int> steps{0};
+  std::atomic<bool> room{false};
+  backend_.on_admit = [&](const Request& request) {
+    const bool enters = request.id == 1 || room.load();
+    return AdmitResult{enters ? AdmitOutcome::kAdmitted : AdmitOutcome::kNoRoom, {}};
+  };
+  backend_.on_step = [&](Sink& sink) {
+    if (!room.load()) {
+      sink.failed(2, {IFAB_INTERNAL, "of somebody who is not here"});
+      EXPECT_EQ(sink.payload(2), nullptr);
+    }
+    sink.context_done(2, 0, 3, {});
+    if (room.load()) {
+      sink.finished(2, 0, IFAB_FINISH_LENGTH, -1, {});
+    }
+    ++steps;
+    return moved();
+  };
+  start();
+  ASSERT_TRUE(submit(1).ok());
+  ASSERT_TRUE(submit(2).ok());
+  const int before = steps.load();
+  while (steps.load() < before + 20) std::this_thread::yield();
+  room.store(true);
+  EXPECT_EQ(intake_.cancel(std::array<uint64_t, 1>{1}), 1u);  // a place comes free, so that the other is tried again
+  std::array<int32_t, 3> kinds{};
+  for (int32_t& kind : kinds) {
+    const ifab_event_t event = next();
+    kind = event.kind;
+    EXPECT_TRUE(event.kind == IFAB_EVENT_FINISHED || event.request_id == 2);
+  }
+  std::sort(kinds.begin(), kinds.end());
+  EXPECT_EQ(kinds, (std::array<int32_t, 3>{IFAB_EVENT_CONTEXT_DONE, IFAB_EVENT_FINISHED, IFAB_EVENT_FINISHED}));
+}
+
 TEST_F(LoopWith, AWordAboutARequestThatHasEndedIsIgnored) {
   int steps = 0;
   backend_.on_step = [&](Sink& sink) {
