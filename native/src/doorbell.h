@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <utility>
 
 namespace ifab {
 
@@ -20,11 +21,11 @@ class Doorbell {
     rings_.notify_one();
   }
 
-  // Waits until rung, or until the deadline.
-  void wait_until(Clock::time_point deadline) {
+  // Waits until rung, or until the deadline. Returns whether it was rung.
+  bool wait_until(Clock::time_point deadline) {
     std::unique_lock lock(mutex_);
     rings_.wait_until(lock, deadline, [this] { return rung_; });
-    rung_ = false;
+    return std::exchange(rung_, false);
   }
 
  private:

@@ -35,27 +35,41 @@ void EventStore::see_consumed() {
   seen_consumed_ = consumed_;
 }
 
-bool EventStore::fits(uint64_t events, uint64_t tokens, uint64_t text) const {
-  return staged_.events - seen_consumed_.events + events <= events_.capacity() &&
-         staged_.tokens - seen_consumed_.tokens + tokens <= tokens_.capacity() &&
-         staged_.text - seen_consumed_.text + text <= text_.capacity();
+bool EventStore::fits(const Positions& more) const {
+  const Positions end = end_of_room(seen_consumed_);
+  return staged_.events + more.events <= end.events && staged_.tokens + more.tokens <= end.tokens &&
+         staged_.text + more.text <= end.text;
+}
+
+EventStore::Positions EventStore::end_of_room(const Positions& consumed) const {
+  return {.events = consumed.events + events_.capacity(),
+          .tokens = consumed.tokens + tokens_.capacity(),
+          .text = consumed.text + text_.capacity()};
+}
+
+bool EventStore::room_for(const Positions& more) {
+  if (fits(more)) return true;
+  const std::lock_guard lock(mutex_);
+  seen_consumed_ = consumed_;
+  const bool room = fits(more);
+  // Under the same lock as consumed_, so that a poll that makes the room either is seen here or sees this.
+  awaited_ = room ? Positions{}
+                  : Positions{.events = staged_.events + more.events,
+                              .tokens = staged_.tokens + more.tokens,
+                              .text = staged_.text + more.text};
+  return room;
 }
 
 bool EventStore::room_for_step() {
-  const uint64_t events = uint64_t{limits_.step_token_events} + limits_.step_others;
-  const uint64_t text = uint64_t{limits_.step_others} * kEventTextBytes;
   step_tokens_left_ = limits_.step_tokens;
   step_token_events_left_ = limits_.step_token_events;
-  if (fits(events, limits_.step_tokens, text)) return true;
-  see_consumed();
-  return fits(events, limits_.step_tokens, text);
+  return room_for({.events = uint64_t{limits_.step_token_events} + limits_.step_others,
+                   .tokens = limits_.step_tokens,
+                   .text = uint64_t{limits_.step_others} * kEventTextBytes});
 }
 
 bool EventStore::room_for(uint32_t events) {
-  const uint64_t text = uint64_t{events} * kEventTextBytes;
-  if (fits(events, 0, text)) return true;
-  see_consumed();
-  return fits(events, 0, text);
+  return room_for(Positions{.events = events, .text = uint64_t{events} * kEventTextBytes});
 }
 
 uint64_t EventStore::scores_available() {
@@ -88,7 +102,7 @@ bool EventStore::push_tokens(uint64_t request_id, uint32_t sample, std::span<con
 bool EventStore::push(const ifab_event_t& event, std::span<const float> scores, std::string_view text,
                       uint32_t payload_slot) {
   text = cut_text(text, kEventTextBytes);
-  if (!fits(1, 0, text.size())) return false;
+  if (!fits({.events = 1, .text = text.size()})) return false;
   Stored& stored = events_.at(staged_.events);
   stored = {event, payload_slot};
   stored.event.text_size = static_cast<uint32_t>(text.size());
@@ -134,9 +148,12 @@ uint32_t EventStore::poll(const ifab_poll_buffers_t& buffers, Clock::time_point 
   {
     std::unique_lock lock(mutex_);
     if (committed_.events == consumed_.events) {
-      waiting_ = true;
-      polled_.wait_until(lock, deadline, [this] { return committed_.events != consumed_.events || woken_; });
-      waiting_ = false;
+      // A wait for a time that has passed still goes through the kernel's timers, which takes it tens of microseconds.
+      if (!woken_ && deadline > Clock::now()) {
+        waiting_ = true;
+        polled_.wait_until(lock, deadline, [this] { return committed_.events != consumed_.events || woken_; });
+        waiting_ = false;
+      }
       woken_ = false;
     }
     end = committed_.events;
@@ -150,11 +167,14 @@ uint32_t EventStore::poll(const ifab_poll_buffers_t& buffers, Clock::time_point 
     ++count;
   }
   if (count == 0) return 0;
+  bool enough = false;
   {
     const std::lock_guard lock(mutex_);
     consumed_ = reading_;
+    const Positions room = end_of_room(consumed_);
+    enough = awaited_.events <= room.events && awaited_.tokens <= room.tokens && awaited_.text <= room.text;
   }
-  owner_.ring();
+  if (enough) owner_.ring();
   return count;
 }
 

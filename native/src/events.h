@@ -39,7 +39,7 @@ struct EventLimits {
 
 class EventStore {
  public:
-  // `payloads` and `owner` outlive the store; `owner` is rung when a poll has made room.
+  // `payloads` and `owner` outlive the store; `owner` is rung when a poll has made the room it waits for.
   EventStore(const EventLimits& limits, PayloadRing& payloads, Doorbell& owner);
 
   // ---- owner thread ----
@@ -90,7 +90,12 @@ class EventStore {
   };
 
   void see_consumed();
-  bool fits(uint64_t events, uint64_t tokens, uint64_t text) const;
+  // Whether so much more can be staged, beside what was consumed when that was last looked at.
+  bool fits(const Positions& more) const;
+  // As fits(), and looks again; where there is no room, the poll that makes it rings the owner, and none before it.
+  bool room_for(const Positions& more);
+  // The positions that staging may reach once so much is consumed. Scores have a room of their own.
+  Positions end_of_room(const Positions& consumed) const;
   // Copies one event out; false where it does not fit behind what `used` counts.
   bool copy(const Stored& stored, const ifab_poll_buffers_t& buffers, uint32_t index, Positions& used,
             uint64_t& payload_used);
@@ -117,6 +122,7 @@ class EventStore {
   std::condition_variable polled_;
   Positions committed_;
   Positions consumed_;
+  Positions awaited_;  // what the owner will stage next and waits for; zeros: any room will do
   bool waiting_ = false;
   bool woken_ = false;
 };

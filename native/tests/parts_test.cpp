@@ -142,9 +142,9 @@ TEST(Stats, PutDurationsAndFillsIntoBuckets) {
 TEST(Doorbell, NeverLosesARing) {
   Doorbell bell;
   bell.ring();
-  bell.wait_until(Clock::now() + std::chrono::hours(1));
+  EXPECT_TRUE(bell.wait_until(Clock::now() + std::chrono::hours(1)));
   const auto start = Clock::now();
-  bell.wait_until(start + std::chrono::milliseconds(5));
+  EXPECT_FALSE(bell.wait_until(start + std::chrono::milliseconds(5)));
   EXPECT_GE(Clock::now(), start + std::chrono::milliseconds(5));
 }
 
@@ -240,6 +240,27 @@ TEST_F(Events, KeepRoomForEveryEndOfAStep) {
   EXPECT_GE(steps, 1u);
   EXPECT_EQ(poll(), 8u);
   EXPECT_EQ(store_.pending(), steps * 12 - 8);
+}
+
+// Every ring costs the poll a wake of the owner, which finds that it still has to wait.
+TEST_F(Events, RingTheOwnerWhenThereIsTheRoomThatItWaitsFor) {
+  const std::array<int32_t, 1> token{};
+  while (store_.room_for_step()) {
+    for (int i = 0; i < 8; ++i) ASSERT_TRUE(store_.push_tokens(1, 0, token, {}));
+    for (int i = 0; i < 4; ++i) ASSERT_TRUE(store_.push(failed(1), {}, std::string(2000, 'x')));
+    store_.commit();
+  }
+  buffers_.events_cap = 1;
+  uint32_t polls = 0;
+  for (bool room = false; !room; ++polls) {
+    ASSERT_EQ(poll(), 1u);
+    const bool rung = bell_.wait_until(Clock::now());
+    room = store_.room_for_step();
+    ASSERT_EQ(rung, room);
+  }
+  EXPECT_GT(polls, 1u);
+  ASSERT_EQ(poll(), 1u);
+  EXPECT_TRUE(bell_.wait_until(Clock::now()));  // who waits for nothing in the store may wait for a payload's slot
 }
 
 TEST_F(Events, CarryTextsAndPayloadsAligned) {
