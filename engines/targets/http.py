@@ -105,7 +105,7 @@ async def post_lines(address: Address, path: str, body: bytes, *, limit_s: float
         ) from error
     finally:
         if writer is not None:
-            writer.close()
+            writer.transport.abort()  # an answer that is left early must not be waited for
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:
