@@ -52,11 +52,14 @@ bool EventStore::room_for(const Positions& more) {
   const std::lock_guard lock(mutex_);
   seen_consumed_ = consumed_;
   const bool room = fits(more);
-  // Under the same lock as consumed_, so that a poll that makes the room either is seen here or sees this.
-  awaited_ = room ? Positions{}
-                  : Positions{.events = staged_.events + more.events,
-                              .tokens = staged_.tokens + more.tokens,
-                              .text = staged_.text + more.text};
+  // Under the same lock as consumed_, so that a poll that makes the room either is seen here or sees this. Half of the
+  // store at least: who woke for every step's room would cost a reader that lags a wake in each of its polls.
+  awaited_ = {};
+  if (!room) {
+    awaited_.events = staged_.events + std::max<uint64_t>(more.events, events_.capacity() / 2);
+    awaited_.tokens = staged_.tokens + std::max<uint64_t>(more.tokens, tokens_.capacity() / 2);
+    awaited_.text = staged_.text + std::max<uint64_t>(more.text, text_.capacity() / 2);
+  }
   return room;
 }
 

@@ -92,7 +92,8 @@ class EventStore {
   void see_consumed();
   // Whether so much more can be staged, beside what was consumed when that was last looked at.
   bool fits(const Positions& more) const;
-  // As fits(), and looks again; where there is no room, the poll that makes it rings the owner, and none before it.
+  // As fits(), and looks again; where there is no room, the poll that makes it, and half of the store free, rings the
+  // owner, and none before it.
   bool room_for(const Positions& more);
   // The positions that staging may reach once so much is consumed. Scores have a room of their own.
   Positions end_of_room(const Positions& consumed) const;
@@ -122,7 +123,7 @@ class EventStore {
   std::condition_variable polled_;
   Positions committed_;
   Positions consumed_;
-  Positions awaited_;  // what the owner will stage next and waits for; zeros: any room will do
+  Positions awaited_;  // up to where the owner wants to be able to stage; zeros: any room will do
   bool waiting_ = false;
   bool woken_ = false;
 };
