@@ -99,7 +99,7 @@ class Schedule final : private Sink {
     const bool idle = admission_.waiting() == 0 && admission_.inside() == 0;
     for (uint32_t n = random_.between(idle ? 1 : 0, plan_.arrivals_most); n > 0 && come_ < states_.size(); --n) {
       State& state = states_[come_++];
-      if (!anybody_waits(lane_of(state))) passes_[lane_of(state)] = 0;
+      if (!anybody_waits(lane_of(state))) passes_[lane_of(state)] = passes_in_all_[lane_of(state)] = 0;
       state.where = Where::kWaiting;
       state.samples_left = request_of(state).samples;
       admission_.enqueue(state.waiting);
@@ -178,10 +178,11 @@ class Schedule final : private Sink {
       if (lane_of(other) == lane ? !older : lane_of(other) < lane) continue;
       if (waits_for_leader(other)) continue;
       if (lane_of(other) == lane) return broken("a request passed an older one of its priority");
-      if (passes_[lane] < Promised::kPasses) return broken("a request passed one of higher priority");
+      if (passes_in_all_[lane] < Promised::kPasses) return broken("a request passed one of higher priority");
     }
-    passes_[lane] = 0;
+    passes_[lane] = passes_in_all_[lane] = 0;
     for (size_t below = 0; below < lane; ++below) {
+      if (anybody_waits(below)) ++passes_in_all_[below];
       if (!lane_waits_in_earnest(below)) continue;
       if (++passes_[below] > Promised::kPasses + Promised::kLanes) return broken("a priority starves");
     }
@@ -352,6 +353,9 @@ class Schedule final : private Sink {
   uint32_t admitted_ = 0;       // before it
   bool put_off_ = false;        // somebody, before it
   bool moved_ = false;          // something, since the last step
+  // Since one of the lane entered: of all that passed it, which give it the right to pass in turn, and of those that
+  // passed while it waited for its turn and nothing else, which are bounded.
+  std::array<uint32_t, Promised::kLanes> passes_in_all_{};
   std::array<uint32_t, Promised::kLanes> passes_{};
   uint32_t normal_still_ = 0;
   uint32_t normal_no_room_ = 0;
