@@ -66,6 +66,21 @@ def test_bulk_leaves_room_while_interactive_work_has_come_lately() -> None:
     assert lanes == {Lane.INTERACTIVE: 2, Lane.BULK: 6}
 
 
+@pytest.mark.parametrize(("max_tokens", "taken"), [(4, 7), (1, 11)])
+def test_bulk_leaves_slots_and_not_only_credit(max_tokens: int, taken: int) -> None:
+    bench = Bench(replace(_QUICK, interactive_reserve=0.05, interactive_lately_s=10.0))
+    bench.worker("w", sequences=12)  # eight slots, and four to look ahead
+    bench.submit(work([1, 2, 3], lane=Lane.INTERACTIVE, job=""))
+    (first,) = bench.give()
+    bench.finish(first)
+    bench.submit(*(work([10 + at] * 6, max_tokens=max_tokens) for at in range(20)))
+    # What generates holds its slot; what does not is gone with the next step.
+    assert len(bench.give()) == taken
+    bench.now += 20.0
+    bench.finish(next(iter(next(iter(bench.decision.scheduler.workers.values())).outstanding.values())))
+    assert len(bench.give()) == 12 - taken + 1
+
+
 @pytest.mark.parametrize(("before", "waits"), [(None, False), (0.0005, True)])
 def test_interactive_work_lingers_only_in_company(before: float | None, waits: bool) -> None:
     bench = Bench(CoreSettings(bulk_linger_s=0.0, interactive_linger_s=0.002))

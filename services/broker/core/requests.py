@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logs.get("broker.core")
 _NO_TOKENS: TokenArray = np.empty(0, np.int32)
-_ENTRY_BYTES = 1200
+_ENTRY_BYTES = 1440
 """What a request costs beside its ids, as measured: `make bench-memory`."""
 
 

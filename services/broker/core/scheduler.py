@@ -299,7 +299,11 @@ class Scheduler:
         if not worker.outstanding:
             return worker.ledger.fits(cost)  # whatever is kept back or planned, an idle worker gets work
         lately = now - self._interactive_at <= self._settings.interactive_lately_s
-        if not worker.ledger.fits(cost, self._settings.interactive_reserve if lately else 0.0):
+        reserve = self._settings.interactive_reserve if lately else 0.0
+        if not worker.ledger.fits(cost, reserve):
+            return False
+        # What generates keeps its slot for long: whoever calls would wait for one behind what is queued at the engine.
+        if lately and entry.work.max_tokens > 1 and not worker.leaves_slots(cost.sequences, reserve):
             return False
         return worker.plan.fits(_private(worker, entry) + (head.idle_tokens() if head is not None else 0))
 

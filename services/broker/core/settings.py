@@ -18,7 +18,7 @@ class CoreSettings:
     waiting_requests_max: int = 1_000_000
     """Requests that may be in flight, waiting ones included; more are refused at the door."""
     waiting_bytes_max: int = 1_900_000_000
-    """Memory that they may take, in bytes: packed ids, and 1,200 bytes a request."""
+    """Memory that they may take, in bytes: packed ids, and 1,440 bytes a request."""
     holdings_bytes_max: int = 128 * 1024 * 1024
     """Memory for what workers are believed to hold beyond what waits, in bytes."""
     bound_chains_max: int = 4_000_000
@@ -31,7 +31,8 @@ class CoreSettings:
     lead_limit_s: float = 20.0
     """How long siblings wait for their leader's prompt to be computed before they go all the same."""
     interactive_reserve: float = 0.05
-    """Share of a worker's credit that bulk work leaves free while interactive work has come lately."""
+    """Share of a worker's credit, and of its engine's slots, that bulk work leaves free while interactive work has come
+    lately."""
     interactive_lately_s: float = 10.0
     """What "lately" means there."""
 

@@ -257,6 +257,11 @@ class Worker:
         """Whether so many sequences, of so many tokens of their own in all, could be sent at once."""
         return self.ledger.sequences + sequences <= self.ledger.limit.sequences and self.plan.fits(own_tokens)
 
+    def leaves_slots(self, sequences: int, share: float) -> bool:
+        """Whether so many sequences more would leave a share of the engine's slots free, at least one."""
+        slots = self.facts.slots
+        return self.ledger.sequences + sequences <= slots - max(1, round(slots * share))
+
     def next_claim(self, now: float) -> Claim:
         """Makes a claim."""
         self.claims += 1
