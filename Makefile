@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules --no-print-directory
-.PHONY: help setup proto build engine run up test test-native test-python test-long fuzz lint format check clean
+.PHONY: help setup proto build engine run up test test-native test-threads test-python test-long fuzz lint format check clean
 
 bin := .venv/bin
 engine := build/engines/smollm2-135m
@@ -40,6 +40,9 @@ test: test-native test-python ## Run the tests of every part, native and Python.
 test-native: build ## Run the native tests, plain and under the address and undefined-behaviour sanitizers.
 	@scripts/native test dev asan
 
+test-threads: build ## Run the test of five threads at once under the thread sanitizer.
+	@scripts/native threads
+
 test-python: engine ## Run the Python tests, end-to-end ones included.
 	@scripts/bootstrap tests
 	@scripts/grpcurl
@@ -50,7 +53,8 @@ test-long: engine ## Run what is too long for `make test`, the thread sanitizer 
 	@scripts/grpcurl
 	@$(bin)/pytest -m slow --timeout 1800
 
-fuzz: setup ## Run the fuzz targets for SECONDS each (60); needs clang.
+fuzz: setup ## Run the fuzz targets for SECONDS each (60).
+	@scripts/bootstrap fuzz
 	@scripts/fuzz $(or $(SECONDS),60)
 
 lint: setup ## Check form, types, imports and spelling.
