@@ -44,8 +44,8 @@ def test_heads_save_what_sharing_them_saves(rows: list[tuple[list[int], int]]) -
     sharers: dict[tuple[int, tuple[int, ...]], int] = {}
     for ids, salt in rows:
         for end in range(BLOCK, len(ids) + 1, BLOCK):
-            head = salt, tuple(ids[:end])
-            sharers[head] = sharers.get(head, 0) + 1
+            begin = salt, tuple(ids[:end])
+            sharers[begin] = sharers.get(begin, 0) + 1
     saved = sum(BLOCK * (count - 1) for count in sharers.values())
     if len(worth.heads) < analysis.HEADS_TOLD:
         assert sum(head.saved_tokens for head in worth.heads) == saved
