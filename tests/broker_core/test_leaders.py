@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from services.broker.core.settings import CoreSettings
+from services.broker.core.wire import dispatch_messages
 from tests.broker_core.made import Bench, Caches, ids_of, work
 
 HEAD = list(range(8))
@@ -92,6 +93,21 @@ def test_head_ends_tell_where_siblings_part() -> None:
     (second,) = bench.give()
     ends = {attempt.entry.work.key[1]: attempt.entry.flow.head_ends(attempt.entry) for attempt in (first, second)}
     assert ends == {"short": [8], second.entry.work.key[1]: [8, 12]}
+
+
+def test_equal_prompts_that_end_with_a_block_have_no_head_as_long_as_themselves() -> None:
+    bench = Bench()
+    bench.worker("w")
+    prompts = [[*HEAD, 1, 2, 3, 4], [*HEAD, 1, 2, 3, 4], [*HEAD, 9]]
+    bench.submit(*(work(ids) for ids in prompts))
+    items = []
+    while given := bench.give():
+        items += [item for message in dispatch_messages(given) for item in message.dispatch.items]
+        for attempt in given:
+            bench.computed(attempt)
+    assert len(items) == len(prompts)
+    for item in items:
+        assert all(0 < end < len(item.token_ids) // 4 for end in item.head_ends), list(item.head_ends)
 
 
 def _report(bench: Bench) -> tuple[int, int]:

@@ -143,5 +143,6 @@ def _head_ends(attempt: Attempt) -> list[int]:
     if not block or attempt.apart:
         return []
     ends = attempt.entry.flow.head_ends(attempt.entry)
-    whole = sorted({end // block * block for end in ends} - {0})
+    # Where equal prompts end with a block there is nothing behind it in which they could part.
+    whole = sorted({end // block * block for end in ends if end // block * block < attempt.entry.prompt_tokens} - {0})
     return whole if len(whole) <= HEAD_ENDS_MAX else [*whole[: HEAD_ENDS_MAX - 1], whole[-1]]
