@@ -132,9 +132,11 @@ Ending ending_of(trt::FinishReason reason, const Request& request, int32_t end_i
     case trt::FinishReason::kNOT_FINISHED:
       break;
   }
-  // Some paths of the runtime end a sequence without a reason. What it generated says it as well.
+  // Some paths of the runtime end a sequence without a reason. What it generated says it as well: an end id is the one
+  // thing that ends a sequence early and need not be in its output.
   if (stop_last) return stopped(tokens.back());
   if (generated >= request.max_tokens) return {Ending::Kind::kLength, -1, {}};
+  if (end_id >= 0) return stopped(end_id);
   return {Ending::Kind::kBroken, -1, "the runtime ended a sequence without a reason"};
 }
 

@@ -164,6 +164,9 @@ void write_executor_directory(const std::filesystem::path& out, test::SimulatedE
   const test::TemporaryDirectory simulated;
   engine.scoring = false;
   test::write_simulated_directory(simulated.path(), engine);
+  Json vocabulary = Json::object();
+  for (uint32_t id = 0; id < engine.vocab_size; ++id) vocabulary["token " + std::to_string(id)] = id;
+  write(simulated.path() / "tokenizer.json", Json{{"model", {{"vocab", vocabulary}}}}.dump());
   convert_directory(simulated.path(), out, patches);
 }
 

@@ -344,7 +344,8 @@ TEST(ExecutorTranslate, EndingsThatMakeNoSenseAreNotTakenForGood) {
   std::vector<int32_t> tokens = {3, 4};
   EXPECT_EQ(ending_of(Reason::kSTOP_WORDS, request, 7, 2, tokens).kind, Ending::Kind::kBroken);
   EXPECT_EQ(ending_of(Reason::kTIMED_OUT, request, 7, 2, tokens).kind, Ending::Kind::kBroken);
-  EXPECT_EQ(ending_of(Reason::kNOT_FINISHED, request, 7, 2, tokens).kind, Ending::Kind::kBroken);
+  EXPECT_EQ(ending_of(Reason::kNOT_FINISHED, request, -1, 2, tokens).kind, Ending::Kind::kBroken);
+  EXPECT_EQ(ending_of(Reason::kNOT_FINISHED, request, 7, 2, tokens).stop_id, 7) << "which need not be in the output";
   EXPECT_EQ(ending_of(Reason::kNOT_FINISHED, request, 7, 4, tokens).kind, Ending::Kind::kLength);
   EXPECT_EQ(ending_of(Reason::kCANCELLED, request, 7, 2, tokens).kind, Ending::Kind::kCancelled);
   EXPECT_EQ(tokens.size(), 2u);
