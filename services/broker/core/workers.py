@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _numbers = itertools.count(1)
+_MANY_SLOTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +259,12 @@ class Worker:
         return self.ledger.sequences + sequences <= self.ledger.limit.sequences and self.plan.fits(own_tokens)
 
     def leaves_slots(self, sequences: int, share: float) -> bool:
-        """Whether so many sequences more would leave a share of the engine's slots free, at least one."""
+        """Whether so many sequences more would leave a share of the engine's slots free.
+
+        That is at least one, but none of an engine that has few: one would be too much of it.
+        """
         slots = self.facts.slots
-        return self.ledger.sequences + sequences <= slots - max(1, round(slots * share))
+        return self.ledger.sequences + sequences <= slots - max(round(slots * share), slots >= _MANY_SLOTS)
 
     def next_claim(self, now: float) -> Claim:
         """Makes a claim."""
