@@ -141,8 +141,8 @@ TEST_F(ExecutorBackendTest, SaysWhatTheRuntimeRefuses) {
 TEST_F(ExecutorBackendTest, LooksUpOutputsBeforeTheyAreUsed) {
   SimulatedEngine engine = small();
   engine.payload_dtype = "float16";
-  EXPECT_SAYS(refusal(engine, {.executor = R"({"payload_outputs": ["hiden"]})"}),
-              "\"hiden\", expected an output of the engine: hidden, logits");
+  EXPECT_SAYS(refusal(engine, {.executor = R"({"payload_outputs": ["hidden_0"]})"}),
+              "\"hidden_0\", expected an output of the engine: hidden, logits");
   const std::string other_type = R"({"outputs": [{"name": "hidden", "extents": [-1, 64], "dtype": "float32"}]})";
   EXPECT_SAYS(refusal(engine, {.plan = other_type}), "hidden is float32, expected float16");
   const std::string whole = R"({"outputs": [{"name": "hidden", "extents": [-1, -1, 64], "dtype": "float16"}]})";

@@ -331,7 +331,7 @@ bool misspelt_output_fails_everybody(const Semantics& semantics) {
   const trt::IdType innocent = bench.ask(request_of(8, 1, 8));
   trt::Request request = request_of(8, 2, 8);
   trt::OutputConfig output = request.getOutputConfig();
-  output.additionalModelOutputs = {trt::AdditionalModelOutput("hiden")};
+  output.additionalModelOutputs = {trt::AdditionalModelOutput("hidden_0")};
   request.setOutputConfig(output);
   bench.ask(request);
   control().gate.open();
