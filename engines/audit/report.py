@@ -66,7 +66,7 @@ def document(result: AuditResult) -> dict[str, Any]:
 def summary(result: AuditResult) -> str:
     """The verdict in one sentence."""
     wrong = sum(each.reason is not None for each in result.tensors)
-    formats = ", ".join(f"{len_['tensors']} {dtype}" for dtype, len_ in by_precision(result).items())
+    formats = ", ".join(f"{row['tensors']} {dtype}" for dtype, row in by_precision(result).items())
     if result.holds:
         return f"all {len(result.tensors)} tensors ({formats}) are what the source says"
     first = result.findings[0]

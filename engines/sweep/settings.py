@@ -41,7 +41,8 @@ class Setting:
 
     def with_(self, lever: str, value: int) -> Setting:
         """The same with another value of one lever."""
-        return dataclasses.replace(self, **{lever: bool(value) if lever == "chunk" else value})
+        changed: dict[str, Any] = {lever: bool(value) if lever == "chunk" else value}
+        return dataclasses.replace(self, **changed)
 
     def value(self, lever: str) -> int | None:
         """The value of a lever; a truth as 0 or 1."""

@@ -38,12 +38,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-QUICK = {"rung_s": 0.3, "warmup_s": 0.1, "max_tokens": 8, "drain_s": 5.0}
+
+def quick(*rungs: float) -> LadderPlan:
+    """A plan of short rungs."""
+    return LadderPlan(rungs, rung_s=0.3, warmup_s=0.1, max_tokens=8, drain_s=5.0)
 
 
 async def test_a_closed_loop_over_http_counts_tokens_and_times() -> None:
     async with openai_server() as server:
-        result = await climb(OpenAiTarget(server.url), ["a prompt"], LadderPlan((1, 8), **QUICK))
+        result = await climb(OpenAiTarget(server.url), ["a prompt"], quick(1, 8))
         assert server.in_flight == 0
     assert result.ended == ""
     assert [rung.level for rung in result.rungs] == [1, 8]
@@ -74,7 +77,7 @@ async def test_an_open_loop_sends_whatever_became_of_earlier_requests() -> None:
 
 async def test_the_climb_ends_where_too_many_fail() -> None:
     async with openai_server(room=4) as server:
-        result = await climb(OpenAiTarget(server.url), ["x"], LadderPlan((2, 64, 128), **QUICK))
+        result = await climb(OpenAiTarget(server.url), ["x"], quick(2, 64, 128))
     assert [rung.level for rung in result.rungs] == [2, 64]
     assert "BOUND_REACHED" in result.rungs[1].errors
     assert "of the requests failed, mostly BOUND_REACHED" in result.ended
@@ -100,7 +103,7 @@ async def test_a_server_that_is_not_there_or_hangs_up() -> None:
     async with openai_server() as server:
         url = server.url
     with pytest.raises(UnavailableError):
-        await climb(OpenAiTarget(url), ["x"], LadderPlan((1,), **QUICK))
+        await climb(OpenAiTarget(url), ["x"], quick(1))
     async with openai_server(drops=True) as server:
         with pytest.raises(UnavailableError, match="failed"):
             await OpenAiTarget(server.url).ask("x", 8, lambda _: None)
@@ -117,7 +120,7 @@ async def test_kserve_servers(streams: bool) -> None:
         server = await stack.enter_async_context(kserve_server())
         to_server = await stack.enter_async_context(channel(server.address))
         target = KServeTarget([to_server], model="llama", streams=streams)
-        result = await climb(target, ["one prompt"], LadderPlan((2,), **QUICK))
+        result = await climb(target, ["one prompt"], quick(2))
         with pytest.raises(FabricError, match="fell over"):
             await target.ask("fail", 4, lambda _: None)
     rung = result.rungs[0]
