@@ -215,6 +215,9 @@ def test_a_file_is_worth_what_its_run_then_saves(pair: RunningSuite, tmp_path: P
     with rows.open("a") as file:
         file.write("\n" + json.dumps({"id": "long", "prompt": "x" * 5000, "max_tokens": 4}))
     to = ("--provisioner", pair.provisioner)
+    # Engines that have worked have a speed.
+    earlier = rows_file(tmp_path / "earlier.jsonl")
+    ifab(pair, "bulk", "run", str(earlier), "-o", str(tmp_path / "earlier.out.jsonl"), *to)
     said = ifab(pair, "bulk", "analyze", str(rows), *to)
     assert (said["rows"], said["refused"]) == (ROWS + 1, 1)
     assert said["refused_rows"][0]["id"] == "long"
@@ -223,7 +226,7 @@ def test_a_file_is_worth_what_its_run_then_saves(pair: RunningSuite, tmp_path: P
     assert saved == sum(head["saved_tokens"] for head in said["heads"]) > 0
     assert said["prediction"]["nodes"] == 2
     assert said["engines"][0]["nodes"] == ["local-1", "local-2"]
-    # Engines that have worked have a speed by now; the run is held to what it was predicted to take.
+    # The run is held to what it was predicted to take.
     prediction = tmp_path / "prediction.json"
     prediction.write_text(json.dumps(said))
     report = ifab(pair, "bulk", "run", str(rows), "-o", str(out), "--prediction", str(prediction), "--fresh", *to)
