@@ -113,12 +113,13 @@ class ProvisionerServicer(provisioner_service_pb2_grpc.ProvisionerServiceService
         """See the proto."""
         self._watching.add(1)
         try:
-            async for news in self._watchers.watch():
+            async for news in self._watchers.watch(request.resume_token):
                 yield wire.WatchNodesResponse(
                     revision=news.revision,
                     snapshot=news.snapshot,
                     nodes=[self._message(node) for node in news.nodes],
                     gone_node_ids=news.gone,
+                    resume_token=news.resume_token,
                 )
         finally:
             self._watching.add(-1)

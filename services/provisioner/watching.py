@@ -6,11 +6,16 @@ up than its bound is ended, and starts over with a snapshot; the others never no
 
 A provisioner that has just started knows nothing yet, and an empty snapshot would make every broker drop every worker.
 So the first snapshots wait until the workers have had the time to register again.
+
+A watcher whose connection broke goes on where it was: it brings the token of the last message that it took, and gets
+what has changed since, as long as this is the same process and the nodes that went away meanwhile are still remembered.
+Else it gets a snapshot.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -36,6 +41,8 @@ class News:
     """Whether `nodes` is everything."""
     nodes: tuple[Node, ...]
     gone: tuple[str, ...] = ()
+    resume_token: str = ""
+    """Brings a watcher back to behind this message."""
 
 
 class _Backlog:
@@ -90,6 +97,10 @@ class Watchers:
         self._opened = asyncio.Event()
         self._closed = False
         self._revision = 0
+        self._process = secrets.token_hex(8)
+        self._changed_at: dict[str, int] = {}
+        self._gone_at: dict[str, int] = {}
+        self._forgotten = 0
 
     def open(self) -> None:
         """Lets snapshots out: what can be known by now is known."""
@@ -105,11 +116,16 @@ class Watchers:
     def publish(self, node_id: str, node: Node | None) -> None:
         """Tells every watcher of a change; None means gone."""
         self._revision += 1
+        self._remember(node_id, gone=node is None)
         for backlog in self._backlogs:
             backlog.put(node_id, node)
 
-    async def watch(self) -> AsyncGenerator[News, None]:
+    async def watch(self, resume_token: str = "") -> AsyncGenerator[News, None]:
         """Yields a snapshot and then every change, without end.
+
+        Args:
+            resume_token: Of the last message that this watcher took from an earlier stream: then what has changed
+                since comes in place of the snapshot, if it is still known.
 
         Raises:
             ResourceExhaustedError: There are `watchers_max` streams already, or this one fell too far behind.
@@ -119,7 +135,7 @@ class Watchers:
             await self._opened.wait()
             backlog.reset()
             self._refuse_closed()
-            yield News(self._revision, snapshot=True, nodes=tuple(self._everything()))
+            yield self._first(resume_token)
             while True:
                 changed = await backlog.take()
                 self._refuse_closed()
@@ -135,7 +151,34 @@ class Watchers:
                     snapshot=False,
                     nodes=tuple(node for node in changed.values() if node is not None),
                     gone=tuple(node_id for node_id, node in changed.items() if node is None),
+                    resume_token=self._token(),
                 )
+
+    def _remember(self, node_id: str, *, gone: bool) -> None:
+        """Notes the newest change of a node; of those that are gone only the last `backlog_max` are kept."""
+        self._changed_at.pop(node_id, None)
+        self._gone_at.pop(node_id, None)
+        (self._gone_at if gone else self._changed_at)[node_id] = self._revision
+        while len(self._gone_at) > self._backlog_max:
+            oldest = next(iter(self._gone_at))
+            self._forgotten = self._gone_at.pop(oldest)
+
+    def _token(self) -> str:
+        return f"{self._process}:{self._revision}"
+
+    def _first(self, resume_token: str) -> News:
+        """The first message of a stream: what has changed since, or everything."""
+        process, _, text = resume_token.partition(":")
+        since = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+        if process != self._process or not self._forgotten <= since <= self._revision:
+            return News(self._revision, snapshot=True, nodes=tuple(self._everything()), resume_token=self._token())
+        return News(
+            self._revision,
+            snapshot=False,
+            nodes=tuple(node for node in self._everything() if self._changed_at.get(node.node_id, 0) > since),
+            gone=tuple(node_id for node_id, revision in self._gone_at.items() if revision > since),
+            resume_token=self._token(),
+        )
 
     def _refuse_closed(self) -> None:
         if self._closed:

@@ -47,8 +47,9 @@ async def metrics(provisioner: Running) -> str:
     return await asyncio.to_thread(read)
 
 
-async def watch(client: grpc.aio.Channel) -> AsyncGenerator[wire.WatchNodesResponse, None]:
-    call = provisioner_service_pb2_grpc.ProvisionerServiceStub(client).WatchNodes(wire.WatchNodesRequest(), timeout=30)
+async def watch(client: grpc.aio.Channel, resume_token: str = "") -> AsyncGenerator[wire.WatchNodesResponse, None]:
+    request = wire.WatchNodesRequest(resume_token=resume_token)
+    call = provisioner_service_pb2_grpc.ProvisionerServiceStub(client).WatchNodes(request, timeout=30)
     try:
         with translated():
             async for message in call:
@@ -284,6 +285,33 @@ async def test_a_watcher_sees_every_state_a_node_goes_through(worker: FakeWorker
         assert gone.revision == first.revision + 5
         await stream.aclose()
     assert [state.removeprefix("NODE_STATE_") for state in seen] == ["MAY_LOAD", "LOADED", "ACCEPTED", "DRAINING"]
+
+
+async def test_a_watcher_whose_connection_broke_goes_on_where_it_was() -> None:
+    async with (
+        running_provisioner(heartbeat_interval_ms=1_000) as provisioner,
+        fake_worker(provisioner.address, "a") as a,
+        fake_worker(provisioner.address, "b") as b,
+    ):
+        async with channel(provisioner.address) as client:
+            stream = watch(client)
+            await anext(stream)
+            await a.register()
+            await anext(stream)
+            await b.register()
+            before = await anext(stream)
+            assert [node.description.node_id for node in before.nodes] == ["b"]
+            await stream.aclose()
+        await b.register(loaded=True)
+        await a.withdraw()
+        async with channel(provisioner.address) as client:
+            stream = watch(client, before.resume_token)
+            since = await anext(stream)
+            assert not since.snapshot
+            states = [(node.description.node_id, node.state) for node in since.nodes]
+            assert states == [("b", wire.NODE_STATE_ACCEPTED)]
+            assert list(since.gone_node_ids) == ["a"]
+            await stream.aclose()
 
 
 async def test_a_restarted_provisioner_tells_watchers_nothing_before_the_workers_told_it() -> None:

@@ -89,7 +89,8 @@ async def test_an_empty_snapshot_is_sent_too() -> None:
     world = World()
     world.watchers.open()
     stream = world.watch()
-    assert await next_of(stream) == News(0, snapshot=True, nodes=())
+    news = await next_of(stream)
+    assert (news.revision, news.snapshot, news.nodes, news.gone) == (0, True, (), ())
     await stream.aclose()
 
 
@@ -157,3 +158,82 @@ async def test_closing_ends_every_stream(opened: bool) -> None:
     with pytest.raises(UnavailableError) as caught:
         await waiting
     assert caught.value.reason == reasons.DRAINING
+
+
+async def taken(world: World, token: str = "") -> News:
+    stream = world.watchers.watch(token)
+    news = await next_of(stream)
+    await stream.aclose()
+    return news
+
+
+async def test_a_watcher_that_comes_back_gets_what_has_changed_since() -> None:
+    world = World()
+    world.watchers.open()
+    for name in ("a", "b", "c"):
+        world.put(name)
+    before = await taken(world)
+    assert before.snapshot
+    world.put("b", version=2)
+    world.drop("c")
+    world.put("d")
+    since = await taken(world, before.resume_token)
+    assert not since.snapshot
+    assert (names(since), since.gone) == (["b", "d"], ("c",))
+    assert since.revision == 6
+    nothing = await taken(world, since.resume_token)
+    assert (nothing.snapshot, nothing.nodes, nothing.gone) == (False, (), ())
+
+
+async def test_a_node_that_went_and_came_back_is_no_longer_gone() -> None:
+    world = World()
+    world.watchers.open()
+    world.put("a")
+    before = await taken(world)
+    world.drop("a")
+    world.put("a", version=2)
+    since = await taken(world, before.resume_token)
+    assert (names(since), since.gone) == (["a"], ())
+
+
+async def test_every_message_has_a_token_that_leads_behind_it() -> None:
+    world = World()
+    world.watchers.open()
+    stream = world.watch()
+    await next_of(stream)
+    world.put("a")
+    first = await next_of(stream)
+    world.put("b")
+    second = await next_of(stream)
+    await stream.aclose()
+    assert names(await taken(world, first.resume_token)) == ["b"]
+    assert names(await taken(world, second.resume_token)) == []
+
+
+async def test_what_is_not_known_any_more_is_a_snapshot() -> None:
+    world = World(backlog_max=3)
+    world.watchers.open()
+    for number in range(5):
+        world.put(f"n{number}")
+    before = await taken(world)
+    for number in range(3):
+        world.drop(f"n{number}")
+    assert not (await taken(world, before.resume_token)).snapshot
+    world.drop("n3")
+    late = await taken(world, before.resume_token)
+    assert late.snapshot
+    assert names(late) == ["n4"]
+
+
+@pytest.mark.parametrize(
+    "token", ["x", ":", "0123456789abcdef:3", "{process}:-1", "{process}:4", "{process}:1e3", "{process}:"]
+)
+async def test_a_token_of_another_process_or_of_nobody_is_a_snapshot(token: str) -> None:
+    world = World()
+    world.watchers.open()
+    for name in ("a", "b", "c"):
+        world.put(name)
+    process = (await taken(world)).resume_token.partition(":")[0]
+    news = await taken(world, token.format(process=process))
+    assert news.snapshot
+    assert names(news) == ["a", "b", "c"]

@@ -37,6 +37,7 @@ class NodeWatch:
         self._stub = provisioner_service_pb2_grpc.ProvisionerServiceStub(channel)
         self._changed = changed
         self._nodes: dict[str, wire.Node] = {}
+        self._resume_token = ""
         self._lost_at: float | None = None
 
     @property
@@ -53,7 +54,7 @@ class NodeWatch:
         """Follows for ever."""
         backoff = Backoff()
         while True:
-            call = self._stub.WatchNodes(wire.WatchNodesRequest(), wait_for_ready=False)
+            call = self._stub.WatchNodes(wire.WatchNodesRequest(resume_token=self._resume_token), wait_for_ready=False)
             try:
                 async for message in call:
                     backoff.reset()
@@ -76,4 +77,5 @@ class NodeWatch:
             self._nodes[node.description.node_id] = node
         for node_id in message.gone_node_ids:
             self._nodes.pop(node_id, None)
+        self._resume_token = message.resume_token
         self._changed(self._nodes)
