@@ -12,7 +12,7 @@ from ifabric.provisioner.v1 import provisioner_service_pb2_grpc
 from ifabric.provisioner.v1.provisioner_service_pb2 import NodeState
 from services.common.clock import SystemClock
 from services.common.protocol import HEARTBEATS_A_LEASE
-from services.common.rpc import Server, options
+from services.common.rpc import Dialer, Server, options
 from services.common.telemetry import names
 from services.provisioner.intake import Intake
 from services.provisioner.prober import Prober
@@ -57,7 +57,8 @@ async def serve(settings: ProvisionerSettings, process: Process) -> None:
     watchers = Watchers(registry.nodes, watchers_max=settings.watchers_max, backlog_max=settings.watch_backlog_max)
     count_states = _state_counter(telemetry)
     count_states([])
-    prober = Prober(telemetry, timeout_s=settings.probe_timeout_s, message_bytes_max=settings.message_bytes_max)
+    dialer = Dialer(process.credentials, message_bytes_max=settings.message_bytes_max)
+    prober = Prober(telemetry, dialer, timeout_s=settings.probe_timeout_s)
     intake = Intake(registry, prober, process.tasks, telemetry, required_evidence=settings.required_evidence)
     servicer = ProvisionerServicer(
         registry, intake, watchers, clock, telemetry, heartbeat_interval_ms=settings.heartbeat_interval_ms
@@ -66,14 +67,14 @@ async def serve(settings: ProvisionerSettings, process: Process) -> None:
     async def end_streams() -> None:
         watchers.close()
 
-    server = Server(settings, telemetry)
+    server = Server(settings, telemetry, credentials=process.credentials)
     server.add(provisioner_service_pb2_grpc.add_ProvisionerServiceServicer_to_server, servicer, FULL_NAME)
     server.on_drain("watchers", end_streams)
     process.tasks.start(_sweep(registry, interval_s / _SWEEPS_AN_INTERVAL), name="lease sweep")
     least_s = options.RECONNECT_MS_MAX / 1000 + _INTERVALS_TO_LEARN * interval_s
     learning = _learn(intake, watchers, least_s=least_s, most_s=settings.probe_timeout_s)
     process.tasks.start(learning, name="learning")
-    process.announce(await server.start())
+    process.announce(await server.start(), health=server.health_address)
     await server.ready()
     await server.serve(process.stop)
 
