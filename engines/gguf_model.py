@@ -11,11 +11,12 @@ import gguf
 from services.common.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 _NORMAL: Final = int(gguf.TokenType.NORMAL)
 _CONTROL: Final = int(gguf.TokenType.CONTROL)
+_COUNT_MAX: Final = 1 << 24
 _SPECIAL: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 """Names of special tokens in a tokenizer's configuration, and what the file calls them."""
 
@@ -75,13 +76,13 @@ def read(path: Path) -> GgufModel:
     except (ValueError, OSError, IndexError, KeyError, OverflowError, MemoryError) as error:
         raise FailedPreconditionError(f"{path} is no GGUF file that can be read: {error}") from error
     said = _Fields(path, fields)
-    if (architecture := said.get("general.architecture")) != "llama":
+    if (architecture := said.text("general.architecture")) != "llama":
         raise said.error(f"the model's architecture is {architecture!r}, expected 'llama'")
-    head_size = int(said.get("llama.embedding_length")) // int(said.get("llama.attention.head_count"))
+    head_size = said.count("llama.embedding_length") // said.count("llama.attention.head_count")
     return GgufModel(
         _vocabulary(said),
-        head_size * int(said.get("llama.attention.head_count_kv")),
-        said.get("tokenizer.chat_template") if said.has("tokenizer.chat_template") else None,
+        head_size * said.count("llama.attention.head_count_kv"),
+        said.text("tokenizer.chat_template") if said.has("tokenizer.chat_template") else None,
     )
 
 
@@ -93,33 +94,66 @@ class _Fields:
     def has(self, name: str) -> bool:
         return name in self._fields
 
-    def get(self, name: str) -> Any:
+    def text(self, name: str) -> str:
+        value = self._get(name)
+        if not isinstance(value, str):
+            raise self.error(f"{name} is {str(value)[:40]!r}, expected a text")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self._get(name)
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.error(f"{name} is no list of texts")
+        return tuple(value)
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        value = self._get(name)
+        if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
+            raise self.error(f"{name} is no list of whole numbers")
+        return tuple(value)
+
+    def count(self, name: str) -> int:
+        value = self._get(name)
+        if type(value) is not int or not 1 <= value <= _COUNT_MAX:
+            raise self.error(f"{name} is {str(value)[:40]}, expected a whole number from 1 to {_COUNT_MAX}")
+        return value
+
+    def token(self, name: str, tokens: Sequence[str]) -> int:
+        value = self._get(name)
+        if type(value) is not int or not 0 <= value < len(tokens):
+            raise self.error(f"{name} is {str(value)[:40]}, and there are {len(tokens)} tokens")
+        return value
+
+    def _get(self, name: str) -> Any:
         if name not in self._fields:
             raise self.error(f"the file does not say {name}")
-        return self._fields[name].contents()
+        try:
+            return self._fields[name].contents()
+        except (ValueError, IndexError, TypeError, OverflowError) as error:  # what it says is no text, or lies outside
+            raise self.error(f"{name} cannot be read: {error}") from error
 
     def error(self, why: str) -> FailedPreconditionError:
         return FailedPreconditionError(f"{self._path}: {why}")
 
 
 def _vocabulary(said: _Fields) -> Vocabulary:
-    if (model := said.get("tokenizer.ggml.model")) != "gpt2":
+    if (model := said.text("tokenizer.ggml.model")) != "gpt2":
         raise said.error(f"tokenizer.ggml.model is {model!r}, expected 'gpt2', which is byte-level BPE")
-    tokens = tuple(said.get("tokenizer.ggml.tokens"))
-    kinds = said.get("tokenizer.ggml.token_type")
+    tokens = said.texts("tokenizer.ggml.tokens")
+    kinds = said.numbers("tokenizer.ggml.token_type")
     if len(kinds) != len(tokens):
         raise said.error(f"it has {len(tokens)} tokens, but {len(kinds)} token types")
     if strange := sorted(set(kinds) - {_NORMAL, _CONTROL}):
         raise said.error(f"token types {strange} are not known to the tokenizer conversion")
-    merges = tuple(tuple(merge.split(" ")) for merge in said.get("tokenizer.ggml.merges"))
+    merges = tuple(tuple(merge.split(" ")) for merge in said.texts("tokenizer.ggml.merges"))
     if any(len(merge) != 2 for merge in merges):
         raise said.error("tokenizer.ggml.merges holds something else than pairs")
     return Vocabulary(
         tokens=tokens,
         control=tuple(token for token, kind in enumerate(kinds) if kind == _CONTROL),
         merges=merges,
-        pre_tokenizer=said.get("tokenizer.ggml.pre"),
-        end_token_id=int(said.get("tokenizer.ggml.eos_token_id")),
+        pre_tokenizer=said.text("tokenizer.ggml.pre"),
+        end_token_id=said.token("tokenizer.ggml.eos_token_id", tokens),
         special=tuple(_special(said, tokens)),
     )
 
@@ -127,7 +161,4 @@ def _vocabulary(said: _Fields) -> Vocabulary:
 def _special(said: _Fields, tokens: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     for name, field in _SPECIAL.items():
         if said.has(key := f"tokenizer.ggml.{field}_token_id"):
-            token = int(said.get(key))
-            if not 0 <= token < len(tokens):
-                raise said.error(f"{key} is {token}, and there are {len(tokens)} tokens")
-            yield name, tokens[token]
+            yield name, tokens[said.token(key, tokens)]
