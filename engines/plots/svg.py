@@ -27,6 +27,10 @@ _RIGHT: Final = 16
 _TOP: Final = 34
 _BOTTOM: Final = 46
 _TICKS: Final = 6
+_ROW: Final = 18
+"""Height of a row of names."""
+_LETTER: Final = 7
+"""Width of a letter, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,9 @@ class Chart:
         ys += [edge for each in self._series for pair in each.low_high for edge in pair if self._fits(1.0, edge)]
         across = _Axis.over(xs, _LEFT, _WIDTH - _RIGHT, log=self.x_log)
         up = _Axis.over(ys, _HEIGHT - _BOTTOM, _TOP, log=self.y_log)
+        legend, rows = self._legend()
         parts = [
-            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" xmlns="http://www.w3.org/2000/svg">',
+            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + _ROW * rows}" role="img" xmlns="http://www.w3.org/2000/svg">',
             f"<title>{escape(self.title)}</title>",
             f'<text x="{_LEFT}" y="18" class="title">{escape(self.title)}</text>',
             f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_HEIGHT - _TOP - _BOTTOM}" '
@@ -95,7 +100,7 @@ class Chart:
                 parts.append(f'<text x="{_WIDTH - _RIGHT - 4}" y="{at - 4:.1f}" class="end">{escape(label)}</text>')
         for each in self._series:
             parts += _drawn(each, across, up)
-        parts += self._legend()
+        parts += legend
         return "\n".join([*parts, "</svg>"])
 
     def _add(
@@ -141,15 +146,19 @@ class Chart:
         )
         return parts
 
-    def _legend(self) -> list[str]:
-        named = [each for each in self._series if each.name]
-        parts = []
-        at = float(_WIDTH - _RIGHT)
-        for each in reversed(named):
-            at -= 7.0 * len(each.name) + 22
-            parts.append(f'<circle cx="{at:.0f}" cy="14" r="4" fill="{each.colour}"/>')
-            parts.append(f'<text x="{at + 8:.0f}" y="18">{escape(each.name)}</text>')
-        return parts
+    def _legend(self) -> tuple[list[str], int]:
+        """Names of the series below the axis, as many to a row as fit; and how many rows they take."""
+        parts: list[str] = []
+        across, rows = _LEFT, 0
+        for each in (series for series in self._series if series.name):
+            width = _LETTER * len(each.name) + 28
+            if rows == 0 or across + width > _WIDTH - _RIGHT:
+                across, rows = _LEFT, rows + 1
+            down = _HEIGHT + _ROW * rows - 4
+            parts.append(f'<circle cx="{across + 4}" cy="{down - 4}" r="4" fill="{each.colour}"/>')
+            parts.append(f'<text x="{across + 12}" y="{down}">{escape(each.name)}</text>')
+            across += width
+        return parts, rows
 
 
 @dataclass(frozen=True, slots=True)
