@@ -50,10 +50,11 @@ def build_plan(
         ranges: The range of every dynamic extent that inputs name.
         workspace_bytes: Limit of scratch memory while building and running.
         detailed: Whether the plan keeps layer names for profiling.
-        timing_cache: What an earlier build on the same card learned.
+        timing_cache: What an earlier build on the same card learned, empty for the first; none is kept where absent
+            (TensorRT for RTX has none).
 
     Returns:
-        The plan, and the timing cache to keep.
+        The plan, and the timing cache to keep; empty where none is kept.
 
     Raises:
         BuilderRefusedError: The builder gave nothing.
@@ -67,8 +68,9 @@ def build_plan(
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace_bytes)
     if detailed:
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    cache = config.create_timing_cache(timing_cache or b"")
-    config.set_timing_cache(cache, False)
+    cache = None if timing_cache is None else config.create_timing_cache(timing_cache)
+    if cache is not None:
+        config.set_timing_cache(cache, False)
     profile = builder.create_optimization_profile()
     for tensor in graph.inputs:
         bounds = [
@@ -81,7 +83,7 @@ def build_plan(
     del keep
     if plan is None:
         raise BuilderRefusedError("the builder gave no plan; its log says why")
-    return bytes(plan), bytes(cache.serialize())
+    return bytes(plan), b"" if cache is None else bytes(cache.serialize())
 
 
 def lower(trt: Any, network: Any, graph: Graph) -> list[Any]:
