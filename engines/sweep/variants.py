@@ -89,6 +89,9 @@ def _contracted(engine: Engine, contract: dict[str, Any], setting: Setting, text
         limits["kv_block_tokens"] = setting.block
     if engine.configuration == LLAMA:
         contract["card"]["memory_bytes"] += _more_memory(engine, setting)
+        samples = contract["capabilities"]["samples_max"]
+        # Samples of one prompt run side by side.
+        contract["capabilities"]["samples_max"] = min(samples, setting.slots)
     for file in contract["files"]:
         if text := texts.get(file["path"]):
             file["size_bytes"] = len(text)

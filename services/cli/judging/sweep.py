@@ -16,8 +16,9 @@ import typer
 
 from services.cli import options
 from services.cli.judging import suites
-from services.cli.running import run, write_columns, write_json
+from services.cli.running import CommandError, run, write_columns, write_json
 from services.common.contract import CONTRACT_FILE, engine_digest
+from services.common.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +104,12 @@ async def _sweep(command: _Command, html: Path | None, keep: bool, as_json: bool
         sys.stderr.flush()
 
     async def measure(setting: Setting) -> Sequence[float]:
-        return await _measured(command, engine, setting, texts)
+        try:
+            return await _measured(command, engine, setting, texts)
+        except CommandError as error:
+            # Such as an engine that the provisioner refuses: the others are measured all the same.
+            sys.stderr.write(f"{setting.text()}: {error}\n")
+            raise InvalidArgumentError(str(error)) from error
 
     result = await search(engine, measure, journal, levers=command.levers, flat=command.flat, on_point=tell)
     with tempfile.TemporaryDirectory(prefix="ifab-") as folder:
