@@ -166,10 +166,13 @@ class _Job:
     async def _send(self, call: Any, rows: Iterator[Row | BadRow], job_id: str) -> None:
         opening = broker_service_pb2.ExchangeOpen(lane=broker_service_pb2.LANE_BULK, job_id=job_id)
         await call.write(broker_service_pb2.ExchangeRequest(open=opening))
+        # With room for a whole message, not for the next row: results that come one by one would be answered by rows
+        # one by one, each in a message of its own.
+        room = min(_ROWS_A_MESSAGE, max(self._window // 2, 1))
         while True:
             async with self._room:
-                await self._room.wait_for(lambda: len(self._open) < self._window)
-            message, taken = broker_service_pb2.ExchangeRequest(), 0
+                await self._room.wait_for(lambda: self._window - len(self._open) >= room)
+            message, taken, size = broker_service_pb2.ExchangeRequest(), 0, 0
             for row in islice(rows, min(_ROWS_A_MESSAGE, self._window - len(self._open))):
                 taken += 1
                 self.outcome.rows += 1
@@ -178,7 +181,8 @@ class _Job:
                     continue
                 self._open[row.row_id] = row
                 message.requests.append(row.request)
-                if message.ByteSize() >= _BYTES_A_MESSAGE:
+                size += row.request.ByteSize()
+                if size >= _BYTES_A_MESSAGE:
                     break
             if taken == 0:
                 break

@@ -29,6 +29,7 @@ class ScriptedBroker(broker_service_pb2_grpc.BrokerServiceServicer):
 
     def __init__(self, *, lost_after: int | None = None, silent: bool = False) -> None:
         self.most_open = 0
+        self.messages = 0
         self._lost_after = lost_after
         self._silent = silent
 
@@ -40,6 +41,7 @@ class ScriptedBroker(broker_service_pb2_grpc.BrokerServiceServicer):
         async for message in request_iterator:
             job_id = job_id or message.open.job_id
             self.most_open = max(self.most_open, len(message.requests))
+            self.messages += bool(message.requests)
             for request in message.requests:
                 if self._silent:
                     continue
@@ -141,3 +143,14 @@ async def test_all_windows_deliver_all_rows(window: int) -> None:
     outcome, results = await run(scripted(), [row(f"r{number}") for number in range(130)], window=window)
     assert outcome.broken_by is None
     assert len(results) == 130
+
+
+async def test_rows_go_in_whole_messages_also_where_results_come_one_by_one() -> None:
+    broker = scripted()
+    lines = [json.dumps({"id": f"r{number}", "prompt": "x", "max_tokens": 1}) for number in range(640)]
+    outcome, results = await run(broker, lines, window=128)
+    assert (outcome.rows, outcome.failed, len(results)) == (640, 0, 640)
+    assert broker.messages == 10
+    one_by_one = scripted()
+    assert len((await run(one_by_one, lines[:20], window=1))[1]) == 20
+    assert one_by_one.messages == 20
