@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules --no-print-directory
-.PHONY: help setup proto build engine run up test test-native test-threads test-python test-long fuzz lint format check clean
+.PHONY: help setup proto build engine run up test test-native test-threads test-python test-long chaos soak fuzz lint format check clean
 
 bin := .venv/bin
 engine := build/engines/smollm2-135m
@@ -47,6 +47,12 @@ test-python: engine ## Run the Python tests, end-to-end ones included.
 	@scripts/bootstrap tests
 	@scripts/grpcurl
 	@$(bin)/pytest -m "not slow and not gpu"
+
+chaos: build ## Do to a whole suite what public reports describe of others, and a short soak.
+	@$(bin)/pytest tests/chaos -n0 --timeout 300
+
+soak: build ## Run REQUESTS (10^7) in scaled time for SECONDS (180) at most, while workers die; the last line is JSON.
+	@$(bin)/python -m tests.chaos.soak --requests $(or $(REQUESTS),10000000) --seconds $(or $(SECONDS),180)
 
 test-long: engine ## Run what is too long for `make test`, the thread sanitizer included.
 	@IFAB_TEST_LONG=1 TEST_LIMIT_S=1800 scripts/native test dev tsan
