@@ -30,6 +30,7 @@ app = typer.Typer(no_args_is_help=True, help="Look at engine directories, build 
 app.command("plan")(engine_making.plan)
 app.command("build")(engine_making.build)
 app.command("schema")(engine_making.schema)
+app.command("evidence")(engine_making.evidence)
 app.command("audit")(audit)
 app.command("compare")(compare)
 app.command("probe-guided")(probe_guided)

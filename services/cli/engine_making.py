@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ifab engine plan`, `build` and `schema`: from a tier and a model to an engine directory."""
+"""`ifab engine plan`, `build`, `schema`, `evidence`: from a tier and a model to an engine, and what is known of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import typer
 
 from services.cli import options
 from services.cli.running import CommandError, run_plain, write_columns, write_json
+from services.common import evidence as documents
 from services.common import schema as schemas
+from services.common.contract import engine_digest
 
 if TYPE_CHECKING:
     from engines.build import Built, Progress
@@ -116,6 +118,44 @@ def schema(
         if name not in schemas.names():
             raise CommandError(f"there is no schema {name}: name one of {', '.join(schemas.names())}")
         sys.stdout.write(schemas.source(name).decode())
+
+    run_plain(work, as_json=as_json)
+
+
+def evidence(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The engine directory.")],
+    as_json: options.AsJson = False,
+) -> None:
+    """List what was found out about an engine: the documents beside it, and those that do not count, with the reason.
+
+    Documents about another engine that lay there before are passed over.
+
+    Example: ifab engine evidence build/engines/smollm2-135m
+    """
+
+    def work() -> None:
+        digest = engine_digest(directory)
+        good, flawed = documents.read_all(directory, digest)
+        if as_json:
+            write_json(
+                {
+                    "engine_digest": digest,
+                    "evidence": [documents.to_document(each) for each in good],
+                    "flawed": [{"path": str(each.path), "kind": each.kind, "why": each.why} for each in flawed],
+                }
+            )
+            return
+        write_columns(
+            [
+                (
+                    f"{each.produced_by.time}  {each.kind}  {each.outcome}",
+                    f"{each.summary} ({each.produced_by.command})",
+                )
+                for each in good
+            ]
+        )
+        for each in flawed:
+            sys.stdout.write(f"! {each.why}\n")
 
     run_plain(work, as_json=as_json)
 

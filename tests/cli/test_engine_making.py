@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
+from engines import evidence
+from engines.simulated import write_simulated_engine
 from tests.cli.test_commands import ifab
 from tests.engines.models import GROUPED_70B, SMALL, config_document
 
@@ -78,3 +80,22 @@ def test_the_schema_of_contracts_is_printed_for_others(tmp_path: Path) -> None:
     unknown = ifab("engine", "schema", "nothing", cwd=tmp_path)
     assert unknown.returncode == 1
     assert "name one of contract, evidence" in unknown.stderr
+
+
+def test_evidence_is_listed_and_what_does_not_count_says_why(tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    write_simulated_engine(engine)
+    kept = evidence.write(
+        engine, kind="audit", outcome="holds", summary="272 tensors hold", command="ifab engine audit a b"
+    )
+    (kept.parent / "ladder-0.json").write_text("{")
+    done = ifab("engine", "evidence", "engine", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert "audit  holds" in first
+    assert "272 tensors hold (ifab engine audit a b)" in first
+    assert second.startswith("! ")
+    assert "ladder-0.json: no JSON at character 2" in second
+    said = json.loads(ifab("engine", "evidence", "engine", "--json", cwd=tmp_path).stdout)
+    assert [each["kind"] for each in said["evidence"]] == ["audit"]
+    assert [each["kind"] for each in said["flawed"]] == ["ladder"]
