@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page about metrics against what a live suite exports, and a real Prometheus that scrapes it under our rules."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ifabric.broker.v1 import broker_service_pb2, job_service_pb2
+from services.common.telemetry import names
+from services.common.telemetry.names import Kind
+from tests.jobs.client import JobClient
+from tests.jobs.running import Fabric, free_port
+from tests.observability.test_rules import RULES, shown
+from tests.support.processes import ROOT
+from tests.support.waiting import block_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.e2e
+
+ROWS = 20
+ONLY_AT_TIMES = {
+    "ifabric_rpc_server_refused": "somebody was refused",
+    "ifabric_tls_certificate_remaining_duration_seconds": "there is TLS",
+    "ifabric_tls_certificate_reloads": "there is TLS",
+    "ifabric_provisioner_violations": "a node was refused",
+    "ifabric_provisioner_leases_ended": "a lease ended",
+    "ifabric_broker_request_duration_seconds": "a live request ended",
+    "ifabric_broker_first_token_duration_seconds": "a live request was streamed",
+    "ifabric_broker_job_leases_lost": "a broker was silent",
+    "ifabric_broker_journal_full": "the journal was full",
+    "ifabric_worker_engine_stalls": "an engine stalled",
+}
+"""Metrics that a suite need not export before something has happened, and what."""
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fabric]:
+    with Fabric(tmp_path_factory.mktemp("export")) as made:
+        made.start()
+        with JobClient(made.brokers[0].address) as job:
+            job.create()
+            job.upload([job_service_pb2.JobRow(row_id=f"r{number}", request=prompt(number)) for number in range(ROWS)])
+            job.seal(ROWS)
+            block_until(lambda: job.get().finished_rows == ROWS, within_s=40, what="the job has run")
+        yield made
+
+
+def prompt(number: int) -> broker_service_pb2.GenerationRequest:
+    made = broker_service_pb2.GenerationRequest(max_tokens=2)
+    made.prompt.tokens.ids.extend([1, 2, 3, number])
+    return made
+
+
+def exported(fabric: Fabric) -> dict[str, tuple[str, set[str]]]:
+    """Name to Prometheus' type and the labels seen, over all three services; without what a histogram adds."""
+    found: dict[str, tuple[str, set[str]]] = {}
+    for service in (fabric.provisioner, fabric.workers[0], fabric.brokers[0]):
+        assert service.process is not None
+        with urllib.request.urlopen(f"http://{service.process.metrics}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+        kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, flags=re.MULTILINE))
+        for series, labels in re.findall(r"^(\w+)(?:\{(.*)\})? \S+$", text, flags=re.MULTILINE):
+            name = re.sub(r"_(bucket|count|sum|total)$", "", series)
+            kind = kinds.get(series) or kinds.get(name) or ""
+            keys = set(re.findall(r'(\w+)="', labels)) - {"le"}
+            before = found.get(name, (kind, set()))
+            found[name] = (kind, before[1] | keys)
+    return {name: what for name, what in found.items() if name.startswith(("ifabric_", "rpc_"))}
+
+
+def test_what_a_live_suite_exports_is_what_the_page_explains(fabric: Fabric) -> None:
+    live = exported(fabric)
+    page = {re.sub(r"_total$", "", name) for name in shown()}
+    assert set(live) - page == set()
+    assert page - set(live) - set(ONLY_AT_TIMES) == set()
+
+
+def test_live_labels_and_kinds_are_those_of_the_names(fabric: Fabric) -> None:
+    by_name = {metric.name.replace(".", "_"): metric for metric in names.all_metrics()}
+    kinds = {Kind.COUNTER: "counter", Kind.UP_DOWN: "gauge", Kind.GAUGE: "gauge", Kind.HISTOGRAM: "histogram"}
+    checked = 0
+    for name, (kind, labels) in exported(fabric).items():
+        metric = by_name.get(name) or by_name.get(re.sub(r"_(seconds|bytes)$", "", name))
+        assert metric is not None, name
+        assert kind == kinds[metric.kind], name
+        assert labels <= {label.replace(".", "_") for label in metric.labels}, name
+        checked += 1
+    assert checked > 25
+
+
+def test_a_real_prometheus_scrapes_the_suite_and_finds_nothing_wrong(fabric: Fabric, tmp_path: Path) -> None:
+    assert shutil.which("prometheus"), "prometheus is missing: run scripts/bootstrap tests"
+    listen = free_port()
+    services = {"provisioner": fabric.provisioner, "worker": fabric.workers[0], "broker": fabric.brokers[0]}
+    jobs = [
+        {"job_name": f"ifabric-{name}", "static_configs": [{"targets": [service.process.metrics]}]}
+        for name, service in services.items()
+        if service.process is not None
+    ]
+    config, rules_file = tmp_path / "prometheus.yml", tmp_path / "rules.yaml"
+    rules_file.write_text(RULES.read_text().replace("interval: 30s", "interval: 1s"))
+    quick = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config.write_text(json.dumps({"global": quick, "rule_files": [str(rules_file)], "scrape_configs": jobs}))
+
+    def ask(path: str) -> Any:
+        try:
+            with urllib.request.urlopen(f"http://{listen}{path}", timeout=5) as answer:
+                return json.loads(answer.read())["data"]
+        except OSError:
+            return None
+
+    def all_up() -> bool:
+        targets = ask("/api/v1/targets")
+        return targets is not None and [each["health"] for each in targets["activeTargets"]] == ["up"] * 3
+
+    def all_judged() -> list[dict[str, Any]]:
+        groups = ask("/api/v1/rules")
+        rules = [rule for group in (groups or {"groups": []})["groups"] for rule in group["rules"]]
+        return rules if rules and all(rule["health"] == "ok" for rule in rules) else []
+
+    process = subprocess.Popen(
+        [
+            "prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'data'}",
+            f"--web.listen-address={listen}", "--log.level=warn",
+        ],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        block_until(all_up, within_s=30, what="all three are scraped")
+        rules = block_until(all_judged, within_s=20, what="every rule is evaluated")
+        firing = [rule["name"] for rule in rules if rule.get("state") == "firing"]
+        assert firing == []
+    finally:
+        process.terminate()
+        process.wait(20)
