@@ -60,7 +60,7 @@ def run(work: Coroutine[Any, Any, None], *, as_json: bool, signal_ends_well: boo
         if not signal_ends_well:
             raise typer.Exit(128 + error.number) from None
     except (CommandError, FabricError, StartError, OSError) as error:
-        report_failure(error, as_json=as_json)
+        report_failure(error, as_json=as_json and not getattr(error, "reported", False))
         raise typer.Exit(1) from None
 
 

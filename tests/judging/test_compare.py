@@ -41,10 +41,10 @@ def coarse(tool: LlamaTool, tmp_path: Path) -> Path:
     """The bundled engine with weights of four bits."""
     directory = tmp_path / "coarse"
     directory.mkdir()
-    for name in ("llama.json", "tokenizer.json"):
+    contract = json.loads((suite.ENGINE / "contract.json").read_text())
+    for name in {file["path"] for file in contract["files"]} - {"model.gguf"}:
         shutil.copy(suite.ENGINE / name, directory)
     tool.quantize(suite.ENGINE / "model.gguf", directory / "model.gguf", "q4_0", threads=2)
-    contract = json.loads((suite.ENGINE / "contract.json").read_text())
     contract["engine_id"] += "-coarse"
     contract["model"]["weights_dtype"] = "q4_0"
     for file in contract["files"]:
