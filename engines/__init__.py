@@ -15,6 +15,8 @@
     tokenizer   `tokenizer.json` from a GGUF vocabulary; `tokenizer_proof` holds it to the engine on `tokenizer_corpus`
     llama_tool, gguf_model, sources   ways to libllama, to GGUF files, to pinned packages
     simulated   engines that compute nothing, for tests and benchmarks
+    audit, compare, probe_guided, ladder, sweep, verdict
+                what judges engines (`docs/judging.md`); targets are the servers that it asks, plots what it draws
 
 Builders know `services.common` and no service. Packages that only they need are the extra `engines`.
 """
