@@ -62,6 +62,8 @@ class BrokerSettings(ServiceSettings, env_prefix="IFAB_BROKER_"):
 
     waiting_requests_max: PositiveInt = _CORE.waiting_requests_max
     """Requests that may be in flight, waiting ones included; more are refused at the door."""
+    tenant_requests_max: NonNegativeInt = _CORE.tenant_requests_max
+    """Requests of one tenant that may be in flight, waiting ones included; 0 for no limit."""
     waiting_bytes_max: PositiveInt = _CORE.waiting_bytes_max
     """Memory that requests in flight may take, in bytes."""
     holdings_bytes_max: PositiveInt = _CORE.holdings_bytes_max

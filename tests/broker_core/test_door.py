@@ -64,6 +64,21 @@ def test_bounds_are_kept_and_say_when_to_try_again() -> None:
     assert bench.submit(work([9] * 6)) == [None]
 
 
+def test_one_tenant_at_its_bound_keeps_no_other_out() -> None:
+    bench = Bench(CoreSettings(bulk_linger_s=0.0, tenant_requests_max=2))
+    first, second, third, other = bench.submit(
+        *(work([at + 1] * 6, tenant=tenant) for at, tenant in enumerate(["a", "a", "a", "b"]))
+    )
+    assert (first, second, other) == (None, None, None)
+    assert isinstance(third, ResourceExhaustedError)
+    assert (third.reason, third.metadata) == ("QUOTA_EXCEEDED", {"limit": "2"})
+    assert third.retry_after_s
+    bench.worker("w")
+    bench.finish(next(attempt for attempt in bench.give() if attempt.entry.work.key[0] == "a"))
+    assert bench.submit(work([9] * 6, tenant="a")) == [None]
+    assert bench.submit(work([8] * 6, tenant="a")) != [None]
+
+
 def test_memory_is_a_bound_too() -> None:
     bench = Bench(CoreSettings(bulk_linger_s=0.0, waiting_bytes_max=20_000))
     results = bench.submit(*(work(list(np.random.default_rng(at).integers(0, 999, 2000))) for at in range(8)))

@@ -6,6 +6,7 @@ Sinks hear of ends only in `deliver`, so that nothing that they do meets a half-
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from services.broker.core.accounting import JobAccount
 from services.broker.core.entry import Entry
 from services.broker.core.flow import FlowKey
 from services.broker.work import SampleEnd, WorkEnd
-from services.common import logs
+from services.common import logs, reasons
 from services.common.errors import AlreadyExistsError, FabricError, ResourceExhaustedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ class Requests:
         self._scheduler = scheduler
         self._engines = engines
         self._entries: dict[tuple[str, str], Entry] = {}
+        self._tenants: Counter[str] = Counter()
+        """Requests in flight of each tenant; counted only where they are limited."""
         self._jobs: dict[str, JobAccount] = {}
         self._paused: set[str] = set()
         self._ends: list[tuple[Work, WorkEnd | FabricError]] = []
@@ -128,6 +131,8 @@ class Requests:
         self._scheduler.withdraw(entry)
         flow, work = entry.flow, entry.work
         del self._entries[work.key]
+        if self._settings.tenant_requests_max:
+            self._tenant_left(work.key[0])
         flow.entries -= 1
         account = self._jobs.get(work.job)
         if account is not None:
@@ -252,12 +257,28 @@ class Requests:
             account.heads_held += flow.owners.tally.held
         flow.owners.cut_tokens = flow.owners.tally.prefills = flow.owners.tally.held = 0
 
+    def _tenant_left(self, tenant: str) -> None:
+        self._tenants[tenant] -= 1
+        if not self._tenants[tenant]:
+            del self._tenants[tenant]
+
     def _accept(self, work: Work, now: float, room: _Room) -> FabricError | None:
         if work.key in self._entries:
             return AlreadyExistsError(f"request {work.key[1]!r} is in flight", metadata={"request_id": work.key[1]})
         if not work.engine_digests <= self._engines.keys():
             unknown = min(work.engine_digests - self._engines.keys())
             return UnavailableError(f"the engine {unknown[:12]} is not known here")
+        most = self._settings.tenant_requests_max
+        if most:
+            tenant = work.key[0]
+            if self._tenants[tenant] >= most:
+                return ResourceExhaustedError(
+                    f"{most} requests of the tenant are in flight, as many as it may have",
+                    reason=reasons.QUOTA_EXCEEDED,
+                    metadata={"limit": str(most)},
+                    retry_after_s=1.0,
+                )
+            self._tenants[tenant] += 1
         flow = self._scheduler.flow(
             FlowKey(work.lane, work.key[0], work.job, work.priority, work.salt, work.engine_digests)
         )

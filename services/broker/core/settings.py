@@ -17,6 +17,8 @@ class CoreSettings:
 
     waiting_requests_max: int = 1_000_000
     """Requests that may be in flight, waiting ones included; more are refused at the door."""
+    tenant_requests_max: int = 0
+    """Of these, requests of one tenant; more of it are refused at the door, others' are not. 0 is "no limit"."""
     waiting_bytes_max: int = 1_900_000_000
     """Memory that they may take, in bytes: packed ids, and 1,440 bytes a request."""
     holdings_bytes_max: int = 128 * 1024 * 1024
