@@ -82,15 +82,17 @@ TEST(ExecutorDocuments, EveryFieldOfTheSettingsIsRequiredByName) {
   EXPECT_GT(fields.size(), 40u);
   for (const std::vector<std::string>& keys : fields) {
     const std::vector<Finding> findings = findings_of({.executor = without(keys)});
-    ASSERT_EQ(findings.size(), 1u) << joined(keys);
-    EXPECT_EQ(findings[0].path, "executor.json:" + joined(keys));
-    EXPECT_EQ(findings[0].found, "absent");
+    ASSERT_FALSE(findings.empty()) << joined(keys);
+    for (const Finding& finding : findings) {  // of an object that is gone, each field
+      EXPECT_TRUE(finding.path.starts_with("executor.json:" + joined(keys))) << finding.path;
+      EXPECT_EQ(finding.found, "absent");
+    }
   }
 }
 
 TEST(ExecutorDocuments, AnAbsentSettingsFileIsRefusedFieldByField) {
   const std::vector<std::string> paths = paths_of(findings_of({.executor = "null"}));
-  for (const char* path : {"executor.json", "executor.json:scheduler", "executor.json:kv_cache",
+  for (const char* path : {"executor.json", "executor.json:scheduler.capacity_policy", "executor.json:kv_cache",
                            "executor.json:devices", "executor.json:max_queue_size", "executor.json:debug"}) {
     EXPECT_NE(std::find(paths.begin(), paths.end(), path), paths.end()) << path;
   }
