@@ -82,6 +82,7 @@ class ScriptedWorker:
 
     def __init__(self) -> None:
         self.digest = "a" * 64
+        self.evidence = ""
         self.described = 0
         self.loads = 0
         self.load_error: FabricError | None = None
@@ -91,8 +92,13 @@ class ScriptedWorker:
 
     async def describe(self) -> node_pb2.NodeDescription:
         self.described += 1
+        evidence = [node_pb2.EvidenceFacts(kind=self.evidence)] if self.evidence else []
         return node_pb2.NodeDescription(
-            node_id="node-1", incarnation="one", address="127.0.0.1:1", engine_digest=self.digest
+            node_id="node-1",
+            incarnation="one",
+            address="127.0.0.1:1",
+            engine_digest=self.digest,
+            evidence=evidence,
         )
 
     async def load(self, node: node_pb2.NodeDescription) -> node_pb2.EngineReport:
@@ -228,6 +234,24 @@ async def test_a_provisioner_that_is_not_there_yet_is_waited_for() -> None:
         await wait_until(lambda: len(provisioner.registrations) >= 2)
         provisioner.refusal = None
         await made.accepted()
+
+
+async def test_a_loaded_node_that_is_refused_describes_itself_anew() -> None:
+    provisioner, worker = ScriptedProvisioner(), ScriptedWorker()
+    provisioner.refusal_loaded = FailedPreconditionError("evidence[audit] is absent", reason=reasons.NODE_DISAGREES)
+    async with scene(provisioner, worker) as made:
+        await wait_until(lambda: worker.verdicts and worker.verdicts[-1])
+        worker.evidence = "audit"
+        await wait_until(lambda: [e.kind for e in provisioner.registrations[-1].description.evidence] == ["audit"])
+        loaded = worker.digest
+        worker.digest = "b" * 64  # another engine lies there by now, and is not the one that is loaded
+        seen = worker.described
+        await wait_until(lambda: worker.described > seen + 1)
+        last = provisioner.registrations[-1]
+        assert (last.description.engine_digest, last.loaded.engine_digest) == (loaded, loaded)
+        provisioner.refusal_loaded = None
+        await made.accepted()
+        assert worker.loads == 1
 
 
 async def test_a_provisioner_that_goes_away_takes_nothing_from_a_worker_in_service() -> None:
