@@ -11,6 +11,7 @@ and an offset that is believed is a read outside of the file. Arrays are views o
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import math
@@ -267,8 +268,7 @@ def _object(path: Path, text: bytes) -> dict[str, Any]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        (twice, _), *_rest = collections.Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"{twice!r} is given twice")
     return made
 

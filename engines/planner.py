@@ -18,6 +18,7 @@ predicted and what a card showed.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -106,7 +107,7 @@ def engine_cards(tier: CardTier) -> CardSet:
     card = tier.card
     if isinstance(tier.limits, GenerationLimits):
         return card
-    return type(card)(card.family, card.compute_capability, card.memory_mib, card.reserved_mib, 1, 1, 1)
+    return dataclasses.replace(card, count=1, tensor_parallel=1, pipeline_parallel=1)
 
 
 def weights_bytes(model: ModelConfig, weights: str, cards: CardSet, *, head: bool) -> int:

@@ -57,7 +57,7 @@ class Builder:
         Raises:
             FailedPreconditionError: The builder refused; its last words are in the message.
         """
-        log = _Log.of(self.module)
+        log = _logger(self.module)
         largest = {"rows": rows, "prompts": slots}
         ranges = {name: ProfileRange(1, largest[name], largest[name]) for name in dynamic_extents(graph)}
         try:
@@ -95,22 +95,16 @@ def find(*, rtx: bool = False) -> Builder:
     )
 
 
-class _Log:
-    """What the builder says; made per module, since its base class is the module's own."""
+def _logger(module: Any) -> Any:
+    """A logger of this module that keeps the last warning or error; its base class is the module's own."""
 
-    last: str
+    class Logger(module.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            module.ILogger.__init__(self)
+            self.last = ""
 
-    @staticmethod
-    def of(module: Any) -> Any:
-        """A logger of this module that keeps the last warning or error."""
+        def log(self, severity: Any, message: str) -> None:
+            if severity <= module.ILogger.Severity.WARNING:
+                self.last = " ".join(message.split())[:500]
 
-        class Logger(module.ILogger):  # type: ignore[misc]
-            def __init__(self) -> None:
-                module.ILogger.__init__(self)
-                self.last = ""
-
-            def log(self, severity: Any, message: str) -> None:
-                if severity <= module.ILogger.Severity.WARNING:
-                    self.last = " ".join(message.split())[:500]
-
-        return Logger()
+    return Logger()
