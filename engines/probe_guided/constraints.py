@@ -84,7 +84,7 @@ def constraints(catalogue: int, *, seed: int = 1) -> list[Constraint]:
             "json_schema",
             json.dumps(_nested(seed)),
             "An order of two things, as JSON:",
-            160,
+            96,
             lambda text: _keeps_nested(_json(text), seed),
             lambda text: text.startswith("{"),
         ),
