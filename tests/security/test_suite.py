@@ -26,6 +26,7 @@ from tests.support.waiting import block_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.e2e
 
@@ -267,3 +268,17 @@ def test_no_prompt_and_no_secret_is_in_logs_errors_or_metrics(suite: SecuredSuit
     assert "call.failed" not in shown
     for secret in (CANARY, "BEGIN PRIVATE", "CANARY-KEY", *(key(name) for name in KEYS)):
         assert secret not in shown
+
+
+def test_a_tenant_takes_what_its_table_says_and_others_are_not_held_up(tmp_path: Path) -> None:
+    quotas = "[tenants.acme]\nrequests_a_minute = 3\n"
+    with SecuredSuite(tmp_path, quotas=quotas) as limited:
+        for _ in range(3):
+            limited.generate("acme")
+        with pytest.raises(grpc.RpcError) as caught:
+            limited.generate("acme")
+        error = error_of(caught.value)
+        assert (error.reason, error.metadata["limit"]) == (reasons.QUOTA_EXCEEDED, "3")
+        assert error.retry_after_s
+        for _ in range(5):
+            limited.generate("other")

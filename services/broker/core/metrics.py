@@ -34,6 +34,7 @@ class CoreMetrics:
         self._labels = {lane: {"lane": name} for lane, name in LANES.items()}
         telemetry.observe(names.BROKER_QUEUE_DEPTH, self._depth)
         telemetry.observe(names.BROKER_IN_FLIGHT, self._in_flight)
+        telemetry.observe(names.BROKER_CREDIT_UTILIZATION, self._credit)
         telemetry.observe(names.BROKER_NODES, lambda: ((len(decision.scheduler.workers), {}),))
         telemetry.observe(names.BROKER_TOKENS, self._tokens)
         telemetry.observe(names.BROKER_REATTEMPTS, lambda: ((decision.requests.counters.reattempts, {}),))
@@ -61,6 +62,10 @@ class CoreMetrics:
     def _in_flight(self) -> Reading:
         workers = list(self._decision.scheduler.workers.values())
         return [(len(worker.outstanding), {"node": worker.node_id}) for worker in workers]
+
+    def _credit(self) -> Reading:
+        workers = list(self._decision.scheduler.workers.values())
+        return [(worker.ledger.fill(), {"node": worker.node_id}) for worker in workers]
 
     def _tokens(self) -> Reading:
         counters = self._decision.requests.counters

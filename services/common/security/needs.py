@@ -59,6 +59,8 @@ _SERVICES: dict[str, Need] = {
     "ifabric.worker.v1.WorkerService": _need("", BROKER, PROVISIONER),
 }
 _METHODS: dict[str, Need] = {
+    # Whoever may run a job may ask beforehand what it will cost.
+    "ifabric.broker.v1.OperatorService/AnalyzeRows": _need(JOBS, CLIENT),
     "ifabric.provisioner.v1.ProvisionerService/RegisterNode": _need("", WORKER),
     "ifabric.provisioner.v1.ProvisionerService/Heartbeat": _need("", WORKER),
     "ifabric.provisioner.v1.ProvisionerService/WithdrawNode": _need("", WORKER),

@@ -228,6 +228,13 @@ BROKER_TOKENS = Metric(
 BROKER_IN_FLIGHT = Metric(
     "ifabric.broker.in_flight", Kind.GAUGE, "{request}", "Requests dispatched and not yet ended.", ("node",)
 )
+BROKER_CREDIT_UTILIZATION = Metric(
+    "ifabric.broker.credit.utilization",
+    Kind.GAUGE,
+    "1",
+    "Share of a worker's credit that is outstanding, of tokens or of sequences, whichever is larger.",
+    ("node",),
+)
 BROKER_NODES = Metric("ifabric.broker.nodes", Kind.GAUGE, "{node}", "Workers that the broker holds a stream to.")
 BROKER_LATE_RESULTS = Metric(
     "ifabric.broker.late_results", Kind.COUNTER, "{result}", "Results of attempts that were already given up."
