@@ -183,8 +183,9 @@ const Value& resolve(const Value& root, const Value& schema, const std::string& 
 }
 
 bool told_apart(const Value& root, const Value& a, const Value& b) {
-  const Value& left = resolve(root, a, "");
-  const Value& right = resolve(root, b, "");
+  const std::string nowhere;
+  const Value& left = resolve(root, a, nowhere);
+  const Value& right = resolve(root, b, nowhere);
   if (!left.is(Value::Kind::kObject) || !right.is(Value::Kind::kObject)) return false;
   for (const std::string_view keyword : {"anyOf", "oneOf", "allOf"}) {
     if (left.find(keyword) != nullptr || right.find(keyword) != nullptr) return false;
