@@ -79,6 +79,21 @@ TEST(Regex, AllowsWhatMatchesAsAWhole) {
   expect_texts(kRegex, "[\xC3\xA4-\xC3\xB6]", {"\xC3\xA5"}, {"a", "\xC3\xB7"});
 }
 
+TEST(JsonSchema, TakesACatalogueOfThousandsOfNames) {
+  std::string schema = R"({"enum": [)";
+  for (int number = 0; number < 5000; ++number) {
+    schema += (number == 0 ? "\"part " : ", \"part ") + std::to_string(number * 7) + "\"";
+  }
+  Compiler compiler;
+  std::shared_ptr<const CompiledGuide> compiled;
+  const Status status = compiler.compile(kSchema, schema + "]}", compiled);
+  ASSERT_TRUE(status.ok()) << status.message();
+  Automaton automaton(read_json_schema(schema + "]}"));
+  EXPECT_TRUE(accepts(automaton, "\"part 34993\""));
+  EXPECT_TRUE(accepts(automaton, "\"part 0\""));
+  EXPECT_FALSE(accepts(automaton, "\"part 34994\""));
+}
+
 TEST(Regex, RefusesByNameWhatItDoesNotEnforce) {
   for (const char* text : {"(?=a)b", "(?!a)b", "(?<=a)b", "(?i)a", "a\\b", "(a)\\1", "\\p{L}", "a++", "a^b", "a$b",
                            "(^a)", "[[:alpha:]]"}) {
@@ -131,6 +146,7 @@ TEST(JsonSchema, AllowsValuesOfEachType) {
   expect_texts(kSchema, R"({"enum": ["a", 1, null, {"k": [true]}]})", {"\"a\"", "1", "null", "{\"k\": [true]}"},
                {"a", "2"});
   expect_texts(kSchema, R"({"type": "string", "enum": ["a", 1]})", {"\"a\""}, {"1"});
+  expect_texts(kSchema, R"({"enum": [1, 12, 123, 13, 12, -1]})", {"1", "12", "123", "13", "-1"}, {"", "-", "124", "2"});
   expect_texts(kSchema, R"({"const": "it's \"x\""})", {R"("it's \"x\"")"}, {"\"x\""});
 }
 

@@ -28,6 +28,38 @@ Element GrammarBuilder::choice(std::vector<Sequence> alternatives) {
   return out;
 }
 
+Sequence GrammarBuilder::any_of(std::vector<std::string> texts) {
+  std::sort(texts.begin(), texts.end());
+  texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
+  return any_of(std::span<const std::string>(texts), 0);
+}
+
+// Texts in ascending order that are equal up to `begin`. As deep as there are lengths at which one of them forks, and
+// texts that fork at n lengths have n * n / 2 bytes: a guide of 1 MiB is less than 1,500 deep.
+Sequence GrammarBuilder::any_of(std::span<const std::string> texts, size_t begin) {
+  const std::string& first = texts.front();
+  const std::string& last = texts.back();
+  const auto fork = std::mismatch(first.begin() + static_cast<std::ptrdiff_t>(begin), first.end(),
+                                  last.begin() + static_cast<std::ptrdiff_t>(begin), last.end());
+  const auto end = static_cast<size_t>(fork.first - first.begin());
+  Sequence out = text(std::string_view(first).substr(begin, end - begin));
+  if (texts.size() == 1) return out;
+  const Element ways = rule();
+  for (size_t from = 0; from < texts.size();) {
+    if (texts[from].size() == end) {
+      add(ways, {});
+      ++from;
+      continue;
+    }
+    size_t to = from + 1;
+    while (to < texts.size() && texts[to][end] == texts[from][end]) ++to;
+    add(ways, any_of(texts.subspan(from, to - from), end));
+    from = to;
+  }
+  out.push_back(ways);
+  return out;
+}
+
 Element GrammarBuilder::bytes(const ByteSet& set) {
   const auto [known, added] = known_sets_.emplace(set.to_string(), static_cast<uint32_t>(grammar_->sets_.size()));
   if (added) grammar_->sets_.push_back(set);

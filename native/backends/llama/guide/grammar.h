@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -96,6 +97,9 @@ class GrammarBuilder {
   void add(Element rule, Sequence alternative);
   // A rule of these alternatives.
   Element choice(std::vector<Sequence> alternatives);
+  // One of these texts, at least one; as a tree of their common beginnings, so that of thousands of texts only those
+  // are still open that begin with what was written.
+  Sequence any_of(std::vector<std::string> texts);
 
   Element bytes(const ByteSet& set);
   Element byte(uint8_t value);
@@ -111,6 +115,7 @@ class GrammarBuilder {
   std::shared_ptr<const Grammar> finish(Element root);
 
  private:
+  Sequence any_of(std::span<const std::string> texts, size_t begin);
   // Rules that have an alternative of which every place may vanish, or of which every place can end.
   std::vector<bool> rules_where_all(bool bytes_count) const;
   void refuse_left_recursion(const std::vector<bool>& nullable) const;

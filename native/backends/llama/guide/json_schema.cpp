@@ -87,12 +87,12 @@ class SchemaReader {
       values = given.items();
     }
     const unsigned types = schema.find("type") != nullptr ? types_of(schema, path) : static_cast<unsigned>(kEveryType);
-    std::vector<Sequence> out;
+    std::vector<std::string> texts;
     for (const Value& constant : values) {
-      if ((type_of_value(constant) & types) != 0) out.push_back(builder_.text(json_of(constant)));
+      if ((type_of_value(constant) & types) != 0) texts.push_back(json_of(constant));
     }
-    if (out.empty()) fail(member_path(path, keyword), "allows no value of the type");
-    return out;
+    if (texts.empty()) fail(member_path(path, keyword), "allows no value of the type");
+    return {builder_.any_of(std::move(texts))};
   }
 
   std::vector<Sequence> combined(const Value& branches, std::string_view keyword, const std::string& path) {
