@@ -70,6 +70,10 @@ def build(
     ] = None,
     model: Model = None,
     calibration: Calibration = None,
+    layer: Annotated[
+        list[int] | None,
+        typer.Option(help="For mining tiers, repeatable: layer whose state is returned; -1, after the final norm."),
+    ] = None,
     name: EngineName = None,
     quantize_script: Annotated[
         Path | None,
@@ -87,7 +91,9 @@ def build(
     """
 
     def work() -> None:
-        built = _build(directory, tier, source, weights, model, calibration, name, quantize_script)
+        built = _build(
+            directory, tier, source, weights, model, calibration, tuple(layer or (-1,)), name, quantize_script
+        )
         if as_json:
             write_json(
                 {
@@ -167,6 +173,7 @@ def _build(
     weights: str | None,
     model: Path | None,
     calibration: Path | None,
+    layers: tuple[int, ...],
     name: str | None,
     quantize_script: Path | None,
 ) -> Built:
@@ -184,7 +191,9 @@ def _build(
     if isinstance(wanted.limits, card_tier.MiningLimits):
         from engines.mining.build import MiningBuild, build_mining_engine
 
-        return build_mining_engine(MiningBuild(directory, wanted, model, engine_name, calibration, progress=_teller()))
+        return build_mining_engine(
+            MiningBuild(directory, wanted, model, engine_name, calibration, layers, progress=_teller())
+        )
     from engines.vendor.build import VendorBuild, build_vendor_engine
     from engines.vendor.tools import VendorTools
 

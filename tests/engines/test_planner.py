@@ -41,6 +41,14 @@ def test_models_have_as_many_weights_as_their_names_say(model: ModelConfig, bill
     assert parameters / 1e9 == pytest.approx(billions, rel=0.005)
 
 
+@pytest.mark.parametrize(("weights", "plan_gb"), [("bfloat16", 1.9), ("fp8", 1.07)])
+def test_a_compiled_plan_is_as_large_as_the_planner_says(weights: str, plan_gb: float) -> None:
+    """The plans of four such layers that TensorRT 10.6 compiled on an H200 (docs/engines.md)."""
+    four = dataclasses.replace(DENSE_7B, shape=dataclasses.replace(DENSE_7B.shape, layers=4))
+    said = planner.weights_bytes(four, weights, ONE, head=False) / 1e9
+    assert said == pytest.approx(plan_gb, rel=0.05)
+
+
 def test_two_cards_halve_what_can_be_cut() -> None:
     pair = CardSet("card", "12.0", 100_000, 1_000, 2, 2, 1)
     one, two = (planner.weights_bytes(GROUPED_8B, "fp8", cards, head=True) for cards in (ONE, pair))
