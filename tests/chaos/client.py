@@ -34,7 +34,7 @@ class Client:
         stub: Of the broker.
     """
 
-    def __init__(self, stub: broker_service_pb2_grpc.BrokerServiceStub) -> None:
+    def __init__(self, stub: broker_service_pb2_grpc.BrokerServiceAsyncStub) -> None:
         self.stub = stub
 
     async def exchange(

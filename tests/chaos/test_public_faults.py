@@ -209,7 +209,7 @@ async def test_fault_08_an_id_that_is_used_twice_crosses_nothing(fabric: Fabric)
             assert (await client.one(short)).samples[0].text == expected
 
 
-@pytest.mark.parametrize("wrong", [-1, ENGINE.get("vocab_size", SimulatedEngine.vocab_size), 2**31 - 1])
+@pytest.mark.parametrize("wrong", [-1, SimulatedEngine().vocab_size, 2**31 - 1])
 async def test_fault_09_ids_outside_the_vocabulary_never_reach_the_engine(fabric: Fabric, wrong: int) -> None:
     """Elsewhere they write into a neighbour's memory, or end every process of the engine."""
     prompt, stop = request("prompt", [1, 2, wrong, 3]), request("stop", [1, 2])

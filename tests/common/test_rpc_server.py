@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -158,12 +159,17 @@ async def test_outcomes_are_counted_by_method_and_code(client: grpc.aio.Channel,
     for wish in (b"typed", b"crash"):
         with pytest.raises(FabricError), translated():
             await call(client, "UnaryUnary", wish)
+
+    def shows(line: str) -> bool:
+        return line in scrape()
+
     for code in ("OK", "INVALID_ARGUMENT", "INTERNAL"):
         line = (
             f'rpc_server_call_duration_seconds_count{{rpc_method="{FULL_NAME}/UnaryUnary",'
             f'rpc_status_code="{code}"}} 1.0'
         )
-        await wait_until(lambda line=line: line in scrape(), what=line)  # counted once the answer is on its way
+        # Counted once the answer is on its way.
+        await wait_until(functools.partial(shows, line), what=line)
     assert f'ifabric_rpc_server_active{{rpc_method="{FULL_NAME}/UnaryUnary"}} 0.0' in scrape()
 
 

@@ -7,7 +7,7 @@ makes another one when the set has changed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -25,7 +25,7 @@ def server_credentials(credentials: Credentials, *, certified: bool) -> grpc.Ser
     """
     shown = credentials.current()
 
-    def fetch() -> grpc.ServerCertificateConfiguration | None:
+    def fetch() -> Any:
         """Called by gRPC, on a thread of its own, before each handshake; None is "as before"."""
         nonlocal shown
         bundle = credentials.current()

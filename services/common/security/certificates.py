@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+
 REALM = ".ifabric"
 """What follows the role in a service's DNS name."""
 CHECK_S = 1.0
@@ -127,7 +129,7 @@ def read(files: Files) -> Bundle:
         private = serialization.load_pem_private_key(key, None)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{files.key} is no private key in PEM without a pass phrase") from error
-    if _public(private.public_key()) != _public(leaf.public_key()):
+    if _encoded(private.public_key()) != _encoded(leaf.public_key()):
         raise ValueError(f"{files.key} is not the key of the certificate in {files.certificate}")
     expires_at = leaf.not_valid_after_utc.timestamp()
     if expires_at <= time.time():
@@ -148,10 +150,8 @@ def _certificates(pem: bytes, path: Path) -> list[x509.Certificate]:
         raise ValueError(f"{path} holds no certificate in PEM") from error
 
 
-def _public(key: object) -> bytes:
-    return key.public_bytes(  # type: ignore[attr-defined,no-any-return] -- every kind of public key has it
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+def _encoded(key: PublicKeyTypes) -> bytes:
+    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _bytes(path: Path) -> bytes:
