@@ -128,7 +128,8 @@ async def test_a_shared_head_is_computed_once_and_counted_so(door: Door) -> None
 
 async def test_a_stream_starts_counts_and_ends_and_adds_up(door: Door) -> None:
     request = door.request("s", "Once upon a time", most=12)
-    whole, _, streamed = await door.exchange([request], deltas=True)
+    whole, _, _ = await door.exchange([request])
+    _, _, streamed = await door.exchange([request], deltas=True)
     text = whole["s"].finished.samples[0].text
     assert streamed.get("s", "") == text
     async with door.broker() as broker:
@@ -232,10 +233,14 @@ async def test_an_end_lets_work_in_flight_finish(engines: Engines, tmp_path: Pat
         request = ending.request("last", "The last words:", most=40)
         request.ignore_end = True
         async with ending.broker() as broker:
-            call = broker.GenerateStream(broker_service_pb2.GenerateStreamRequest(request=request), timeout=40)
-            assert (await call.read()).HasField("started")
-            stopped = asyncio.get_running_loop().run_in_executor(None, running.stop)
-            messages = [message async for message in call]
+            messages = []
+            async for message in broker.GenerateStream(
+                broker_service_pb2.GenerateStreamRequest(request=request), timeout=40
+            ):
+                if not messages:
+                    stopped = asyncio.get_running_loop().run_in_executor(None, running.stop)
+                messages.append(message)
+        assert messages[0].HasField("started")
         assert messages[-1].finished.usage.generated_tokens == 40
         assert await stopped == 0
         all_gone(running.pids, within_s=1)
