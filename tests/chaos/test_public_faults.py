@@ -309,7 +309,7 @@ async def test_fault_13_hidden_states_travel_as_bytes(tmp_path: Path) -> None:
     """
     mining = {
         "max_output_tokens": 0, "payload_dtype": "float16", "hidden_size": 4096, "kv_block_tokens": None,
-        "kv_pool_blocks": 0, "max_input_tokens": 128, "max_sequence_tokens": 128,
+        "kv_pool_blocks": None, "max_input_tokens": 128, "max_sequence_tokens": 128, "samples_max": 1, "scoring": False,
     }  # fmt: skip
     engine = SimulatedEngine(**{**ENGINE, **mining})
     with Fabric(tmp_path, engine=mining) as fabric:
