@@ -48,7 +48,7 @@ def resident(programs: list[list[str]]) -> float:
             assert each.stdout is not None
             assert each.stdout.readline() == "ready\n"
         texts = [Path(f"/proc/{each.pid}/smaps_rollup").read_text() for each in held]
-        return sum(int(re.search(r"^Pss: +(\d+) kB", text, re.MULTILINE)[1]) for text in texts) / 1024  # type: ignore[index]
+        return sum(int(found) for text in texts for found in re.findall(r"^Pss: +(\d+) kB", text, re.MULTILINE)) / 1024
     finally:
         for each in held:
             each.communicate("\n", timeout=_LIMIT_S)

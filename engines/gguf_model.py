@@ -145,13 +145,13 @@ def _vocabulary(said: _Fields) -> Vocabulary:
         raise said.error(f"it has {len(tokens)} tokens, but {len(kinds)} token types")
     if strange := sorted(set(kinds) - {_NORMAL, _CONTROL}):
         raise said.error(f"token types {strange} are not known to the tokenizer conversion")
-    merges = tuple(tuple(merge.split(" ")) for merge in said.texts("tokenizer.ggml.merges"))
-    if any(len(merge) != 2 for merge in merges):
+    pairs = [merge.split(" ") for merge in said.texts("tokenizer.ggml.merges")]
+    if any(len(pair) != 2 for pair in pairs):
         raise said.error("tokenizer.ggml.merges holds something else than pairs")
     return Vocabulary(
         tokens=tokens,
         control=tuple(token for token, kind in enumerate(kinds) if kind == _CONTROL),
-        merges=merges,
+        merges=tuple((first, second) for first, second in pairs),
         pre_tokenizer=said.text("tokenizer.ggml.pre"),
         end_token_id=said.token("tokenizer.ggml.eos_token_id", tokens),
         special=tuple(_special(said, tokens)),

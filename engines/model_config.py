@@ -134,7 +134,7 @@ class _Said:
         if value is None and default is not None:
             return default
         number = value.value if isinstance(value, Real) else value
-        if type(number) in (int, float) and above < number <= most:
+        if isinstance(number, int | float) and not isinstance(number, bool) and above < number <= most:
             return float(number)
         self._add(name, f"number above {above:g} and at most {most:g}")
         return 1.0

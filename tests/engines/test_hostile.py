@@ -176,13 +176,16 @@ def test_a_directory_that_is_not_what_its_contract_says_is_no_engine(
 
 
 def test_a_build_that_would_publish_a_refused_contract_publishes_nothing(tmp_path: Path) -> None:
+    def fill(part: Path) -> None:
+        part.write_bytes(b"w")
+
     def refuse(_part: Path) -> None:
         raise FailedPreconditionError("contract.json would be refused")
 
     def build() -> None:
         with publish.workplace(tmp_path / "engine") as place:
             place.begin("inputs", 1)
-            place.step("weights", lambda part: part.write_bytes(b"w") and None)
+            place.step("weights", fill)
             place.step("contract.json", refuse)
             place.publish(["weights", "contract.json"])
 
@@ -229,10 +232,10 @@ def test_a_gguf_that_is_cut_off_or_spoilt_anywhere_is_a_typed_error_or_a_model(
     ends = [0, 3, 4, 8, 23, 24, *(rng.randrange(len(small_gguf)) for _ in range(60))]
     spoilt = [small_gguf[:end] for end in ends]
     for _ in range(400):
-        content = bytearray(small_gguf)
+        changed = bytearray(small_gguf)
         for _ in range(rng.randint(1, 4)):
-            content[rng.randrange(len(content) - 1024)] = rng.randrange(256)
-        spoilt.append(bytes(content))
+            changed[rng.randrange(len(changed) - 1024)] = rng.randrange(256)
+        spoilt.append(bytes(changed))
     for content in spoilt:
         path.write_bytes(content)
         try:

@@ -42,7 +42,7 @@ class Compiler:
 
     version: str = "10.14.1"
     compiled: list[Graph] = field(default_factory=list)
-    fails: Exception | None = None
+    fails: BaseException | None = None
 
     def compile(self, graph: Graph, *, rows: int, slots: int) -> bytes:
         if self.fails is not None:
@@ -110,7 +110,7 @@ def test_an_interrupted_build_is_taken_up_and_published_whole(wanted: MiningBuil
     seen: list[str] = []
     telling = replace(wanted, progress=lambda progress: seen.append(progress.step))
     with pytest.raises(KeyboardInterrupt):
-        build_mining_engine(telling, compiler=Compiler(fails=KeyboardInterrupt()))  # type: ignore[arg-type]
+        build_mining_engine(telling, compiler=Compiler(fails=KeyboardInterrupt()))
     assert not wanted.target.exists()
     assert "calibrating activations" in seen
     seen.clear()
