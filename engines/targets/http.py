@@ -8,6 +8,7 @@ make the client wait or grow without bound.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -106,6 +107,8 @@ async def post_lines(address: Address, path: str, body: bytes, *, limit_s: float
     finally:
         if writer is not None:
             writer.transport.abort()  # an answer that is left early must not be waited for
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:

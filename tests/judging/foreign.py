@@ -33,14 +33,22 @@ class OpenAiServer:
     asked: int = 0
     in_flight: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    open: set[asyncio.Task[None]] = field(default_factory=set)
+    """Connections that are served."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            await self._answer(reader, writer)
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+        task = asyncio.current_task()
+        assert task is not None
+        self.open.add(task)
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                await self._answer(reader, writer)
+        finally:
+            self.open.discard(task)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -89,8 +97,14 @@ async def openai_server(**options: Any) -> AsyncIterator[OpenAiServer]:
     served = OpenAiServer(**options)
     server = await asyncio.start_server(served.serve, "127.0.0.1", 0)
     served.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server:
-        yield served
+    try:
+        async with server:
+            yield served
+    finally:
+        left = list(served.open)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 @dataclass(slots=True)

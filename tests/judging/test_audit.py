@@ -282,6 +282,7 @@ def test_what_is_missing_or_too_much(trained: Path, real_weights: Weights, tmp_p
     assert finding(result, "lm_head.weight")[0] != "extra", "compared with the embedding, to which the source ties it"
 
 
+@pytest.mark.slow
 def test_the_same_full_model_takes_no_more_memory(packaged_model: Path, loadable: Path, trained: Path) -> None:
     engine = ROOT / "build" / "engines" / "smollm2-135m" / "model.gguf"
     small, large = peak(trained, loadable), peak(packaged_model, engine)
