@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -122,3 +123,12 @@ def test_each_part_grows_with_what_takes_it() -> None:
     assert few.slots == 8
     assert few.cache_fraction is not None
     assert few.cache_fraction < 0.1, "memory that no slot needs is left to others"
+
+
+def test_the_table_of_the_documentation_is_what_the_planner_says() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text()
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| ([\d,]+) \| ([\d,]+) \|$", text, re.MULTILINE)
+    assert [name for name, _, _ in rows] == [name for name in card_tier.names() if not name.endswith("-mining")]
+    for name, seven, eight in rows:
+        slots = [planner.plan(card_tier.load(name), model).slots for model in (LONGER, GROUPED_8B)]
+        assert [int(seven.replace(",", "")), int(eight.replace(",", ""))] == slots, name
