@@ -312,7 +312,7 @@ def _close(x: Rows, y: Rows, limit: Limit) -> npt.NDArray[np.bool_]:
         apart = np.sqrt(np.square(y.astype(np.float64) - x).sum(axis=1))
         length = np.sqrt(np.square(x.astype(np.float64)).sum(axis=1))
         least = max(limit.row_error, 2 * limit.peak_error, 1e-6)
-        return np.less_equal(apart, 1.5 * least * np.maximum(length, 1e-30))
+        return np.asarray(apart <= 1.5 * least * np.maximum(length, 1e-30), np.bool_)
 
 
 def _cosines(x: Rows, y: Rows) -> Rows:

@@ -45,8 +45,7 @@ class Constraint:
     """One constraint."""
 
     name: str
-    kind: int
-    """Number of the proto's GuideKind."""
+    kind: contract_pb2.GuideKind.ValueType
     word: str
     """The kind as contracts call it."""
     text: str

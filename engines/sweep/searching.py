@@ -173,8 +173,7 @@ class _Search:
                 break
         best = max(point.median for point in points)
         chosen = next(point for point in points if point.median >= (1 - self._flat) * best)
-        value = chosen.setting.value(lever)
-        self.curves.append(Curve(lever, tuple(points), value if value is not None else 0, left_early))
+        self.curves.append(Curve(lever, tuple(points), chosen.setting.value(lever) or 0, left_early))
         return chosen.setting
 
     async def worth(self, lever: str, final: Setting) -> Worth:

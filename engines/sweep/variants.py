@@ -106,9 +106,9 @@ def _more_memory(engine: Engine, setting: Setting) -> int:
         heads, kv_heads = said["llama.attention.head_count"], said["llama.attention.head_count_kv"]
     sequences = setting.slots + (setting.heads or 0) - document["slots"] - document["resident_heads"]
     tokens = -(-document["sequence_tokens"] // _CACHE_GRANULE) * _CACHE_GRANULE
-    width = model.hidden_size // heads * kv_heads
-    cache = sequences * tokens * 2 * model.layers * width * _CACHE_BYTES[document["kv_type"]]
-    step = (setting.budget - document["step_token_budget"]) * 4 * (model.vocab_size + 32 * model.hidden_size)
+    width = model.hidden_size // int(heads) * int(kv_heads)
+    cache: float = sequences * tokens * 2 * model.layers * width * _CACHE_BYTES[document["kv_type"]]
+    step: int = (setting.budget - document["step_token_budget"]) * 4 * (model.vocab_size + 32 * model.hidden_size)
     return int(cache) + step
 
 

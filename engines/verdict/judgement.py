@@ -66,7 +66,7 @@ class Verdict:
             return f"close: the {kinds} speaks against this engine"
         if self.outcome == OPEN:
             return f"open: nothing speaks against this engine, and there is no {' and no '.join(self.missing)} of it"
-        return f"keep: {', '.join(each.kind for each in self.counted)} were made, and none speaks against this engine"
+        return f"keep: nothing speaks against this engine, by its {', '.join(each.kind for each in self.counted)}"
 
 
 def judge(engine: Path, engine_digest: str, *, required: Sequence[str] = KINDS) -> Verdict:

@@ -114,7 +114,9 @@ class KServeServer:
     address: str = ""
     requests: list[Any] = field(default_factory=list)
 
-    async def stream(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+    async def stream(
+        self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Any]:
         """ModelStreamInfer."""
         async for request in requests:
             prompt, tokens = self._read(request)
@@ -124,7 +126,7 @@ class KServeServer:
             for number in range(tokens):
                 yield ModelStreamInferResponse(infer_response=self._text(f" w{number}"))
 
-    async def whole(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def whole(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         """ModelInfer."""
         prompt, tokens = self._read(request)
         if prompt == "fail":

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def prompts(count: int, tokens: int) -> list[list[int]]:
     rng = np.random.default_rng(1)
-    return rng.integers(0, 250, (count, tokens)).tolist()
+    return [rng.integers(0, 250, tokens).tolist() for _ in range(count)]
 
 
 def swept(
