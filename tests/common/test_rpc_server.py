@@ -202,6 +202,25 @@ async def test_a_message_over_the_limit_is_refused_and_the_connection_survives(b
         assert await call(client, "UnaryUnary", b"ok") == [b"ok"]
 
 
+async def test_calls_beyond_a_connections_share_wait_and_other_connections_do_not(behaviour: Behaviour) -> None:
+    settings = LoopbackSettings(calls_per_connection_max=1, drain_grace_s=1.0)
+    apart = (("grpc.use_local_subchannel_pool", 1),)
+    async with (
+        serving(register, behaviour, FULL_NAME, settings=settings) as server,
+        channel(server.address) as client,
+        grpc.aio.insecure_channel(server.address, options=apart) as other,
+    ):
+        first = asyncio.create_task(call(client, "UnaryUnary", b"wait", timeout=30))
+        await behaviour.waiting.wait()
+        second = asyncio.create_task(call(client, "UnaryUnary", b"second", timeout=30))
+        assert await call(other, "UnaryUnary", b"other") == [b"other"]
+        assert behaviour.calls == 2
+        assert not second.done()
+        behaviour.release.set()
+        assert await first == [b"wait"]
+        assert await second == [b"second"]
+
+
 async def test_health_is_not_serving_until_ready(behaviour: Behaviour, telemetry: Telemetry) -> None:
     server = Server(LoopbackSettings(drain_grace_s=1.0), telemetry)
     server.add(register, behaviour, FULL_NAME)
