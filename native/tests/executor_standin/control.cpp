@@ -16,9 +16,14 @@ void Gate::close() {
 void Gate::open() {
   {
     const std::lock_guard lock(mutex_);
-    closed_ = false;
+    closed_ = jammed_ = false;
   }
   changed_.notify_all();
+}
+
+void Gate::jam() {
+  const std::lock_guard lock(mutex_);
+  jammed_ = true;
 }
 
 bool Gate::let_pass(uint32_t iterations) {
@@ -30,7 +35,7 @@ bool Gate::let_pass(uint32_t iterations) {
 
 void Gate::enter(const std::atomic<bool>& ending) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !closed_ || allowed_ > 0 || ending; });
+  changed_.wait(lock, [&] { return !jammed_ && (!closed_ || allowed_ > 0 || ending); });
   if (closed_ && allowed_ > 0) --allowed_;
   ++passing_;
 }

@@ -22,10 +22,13 @@ class Gate {
  public:
   void close();
   void open();
+  // Holds it whatever happens, as a card does that hangs; open() lets it go on.
+  void jam();
   // Lets so many iterations pass, and waits until they have ended. False where that takes longer than a minute.
   bool let_pass(uint32_t iterations);
 
-  // For the loop: before an iteration, and behind it. enter() returns at once where `ending` holds.
+  // For the loop: before an iteration, and behind it. enter() returns at once where `ending` holds, unless it is
+  // jammed.
   void enter(const std::atomic<bool>& ending);
   void left();
   // What enter() was told may have changed.
@@ -35,6 +38,7 @@ class Gate {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool closed_ = false;
+  bool jammed_ = false;
   uint32_t allowed_ = 0;
   uint32_t passing_ = 0;
 };

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <set>
+#include <chrono>
 
 #include "client.h"
 #include "control.h"
@@ -519,6 +519,22 @@ TEST_F(ExecutorBackendTest, AFullQueueIsNoRoom) {
   control().gate.open();
   EXPECT_TRUE(driver.run_until(
       [&] { return driver.try_to_ask(driver.request_of(prompt_of(8, 1), 4)) == AdmitOutcome::kAdmitted; }));
+}
+
+TEST_F(ExecutorBackendTest, ARuntimeThatDoesNotEndIsLeftBehind) {
+  SimulatedEngine engine = small();
+  engine.longest_step_ms = 1;
+  const auto start = std::chrono::steady_clock::now();
+  {
+    Driver driver(engine);
+    control().gate.jam();
+    driver.ask(prompt_of(8, 1), 4);
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30)) << "an end has a limit";
+  EXPECT_SAYS(refusal(engine, {}), "one process an engine");
+  control().gate.open();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (refusal(engine, {}) != "loaded") ASSERT_LT(std::chrono::steady_clock::now(), deadline);
 }
 
 // ---- engines without a cache ----
