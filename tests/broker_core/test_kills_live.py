@@ -65,13 +65,14 @@ async def test_a_row_that_kills_its_worker_is_quarantined_and_its_neighbours_fin
 async def test_a_worker_that_is_cut_off_loses_its_work_and_answers_to_nobody(fleet: Callable[..., Any]) -> None:
     async with Tap() as tap, fleet(silence_limit_s=3.0) as made:
         await made.start_worker("far", tap=tap, **SLOW)
-        await made.up("far")
+        await made.start_worker("near", **SLOW)
+        await made.up("far", "near")
+        made.broker.cordon("near", True)
         works = made.works(4, max_tokens=120)
         stream = RecordingSink()
         works += made.works(1, max_tokens=120, lane=Lane.INTERACTIVE, stream=True, sink=stream, job="")
         await wait_until(lambda: len(stream.heard) > 2)
-        await made.start_worker("near", **SLOW)
-        await made.up("far", "near")
+        made.broker.cordon("near", False)
         tap.mute()  # the sockets stay open, and nothing comes through any more
         ends = await made.ended(works, within_s=30)
         assert isinstance(ends.pop(), UnavailableError), "a started stream is not begun again"
