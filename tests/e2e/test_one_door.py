@@ -233,7 +233,7 @@ async def test_an_end_lets_work_in_flight_finish(engines: Engines, tmp_path: Pat
         request = ending.request("last", "The last words:", most=40)
         request.ignore_end = True
         async with ending.broker() as broker:
-            messages = []
+            messages: list[broker_service_pb2.GenerateStreamResponse] = []
             async for message in broker.GenerateStream(
                 broker_service_pb2.GenerateStreamRequest(request=request), timeout=40
             ):
