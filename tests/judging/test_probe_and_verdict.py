@@ -61,9 +61,10 @@ def test_what_is_claimed_must_be_and_the_other_way_round() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(450)
 def test_an_engine_without_guides_claims_none(tmp_path: Path) -> None:
     write_simulated_engine(tmp_path / "engine")
-    done = suite.run("engine", "probe-guided", str(tmp_path / "engine"), "--samples", "1", "--json")
+    done = suite.run("engine", "probe-guided", str(tmp_path / "engine"), "--samples", "1", "--json", within_s=200)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)["constraints"]
     assert [each["refused"] != "" for each in said] == [True] * 4
@@ -75,7 +76,7 @@ def test_an_engine_without_guides_claims_none(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_a_real_engine_keeps_every_constraint(tmp_path: Path) -> None:
     words = ["--samples", "4", "--no-evidence", "--json"]
-    done = suite.run("engine", "probe-guided", str(suite.ENGINE), *words, within_s=800)
+    done = suite.run("engine", "probe-guided", str(suite.ENGINE), *words, within_s=2000)
     said = json.loads(done.stdout)["constraints"]
     assert done.returncode == 0, said
     assert all(each["kept"] + each["cut"] == 4 for each in said)

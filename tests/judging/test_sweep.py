@@ -145,6 +145,7 @@ def test_the_grid_keeps_to_what_can_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(450)
 def test_the_command_sweeps_through_a_suite_and_proposes_an_engine(tmp_path: Path) -> None:
     write_simulated_engine(
         tmp_path / "engine", slots=4, step_token_budget=64, step_us=20_000, time_mode="real", max_input_tokens=512
@@ -153,7 +154,7 @@ def test_the_command_sweeps_through_a_suite_and_proposes_an_engine(tmp_path: Pat
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"{n} and more"}) + "\n" for n in range(8)))
     done = suite.run(
         "engine", "sweep", str(tmp_path / "engine"), *words, "--prompts", str(tmp_path / "prompts.jsonl"),
-        "--propose", str(tmp_path / "proposed"), "--html", str(tmp_path / "sweep.html"), "--json", within_s=55,
+        "--propose", str(tmp_path / "proposed"), "--html", str(tmp_path / "sweep.html"), "--json", within_s=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
