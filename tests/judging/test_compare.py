@@ -55,6 +55,7 @@ def coarse(tool: LlamaTool, tmp_path: Path) -> Path:
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(450)
 def test_coarser_weights_are_further_away_than_the_same(coarse: Path, prompts: Path, tmp_path: Path) -> None:
     words = ["--prompts", str(prompts), "-n", "6", "--json", "--no-evidence"]

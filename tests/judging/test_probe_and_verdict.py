@@ -76,7 +76,7 @@ def test_an_engine_without_guides_claims_none(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_a_real_engine_keeps_every_constraint(tmp_path: Path) -> None:
     words = ["--samples", "4", "--no-evidence", "--json"]
-    done = suite.run("engine", "probe-guided", str(suite.ENGINE), *words, within_s=2000)
+    done = suite.run("engine", "probe-guided", str(suite.ENGINE), *words, within_s=800)
     said = json.loads(done.stdout)["constraints"]
     assert done.returncode == 0, said
     assert all(each["kept"] + each["cut"] == 4 for each in said)
