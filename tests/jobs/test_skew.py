@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peers of the recorded protocol revision: a client and a worker whose messages come from it work with this broker.
+"""Peers of the recorded protocol revision: a client and a worker that know nothing newer work with this broker.
+
+The client's messages are the recorded ones. The worker is this revision's, which needs its own; what it sends and reads
+goes through the recorded ones on its way, and loses whatever they do not know.
 
 `tests/data/protoset-v1` is the descriptor set of the revision, without source info:
 
@@ -11,6 +14,8 @@ It is never written anew; the next revision gets a file of its own.
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,10 +57,52 @@ def old_messages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+VEIL = """
+from pathlib import Path
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_pool = descriptor_pool.DescriptorPool()
+for _file in descriptor_pb2.FileDescriptorSet.FromString(Path({recorded!r}).read_bytes()).file:
+    _pool.Add(_file)
+
+
+def _through(kind, raw):
+    try:
+        known = message_factory.GetMessageClass(_pool.FindMessageTypeByName(kind.DESCRIPTOR.full_name))
+    except KeyError:
+        return raw
+    message = known.FromString(raw)
+    message.DiscardUnknownFields()
+    return message.SerializeToString()
+
+
+def out(kind):
+    return lambda message: _through(kind, message.SerializeToString())
+
+
+def into(kind):
+    return lambda raw: kind.FromString(_through(kind, raw))
+"""
+
+
 @pytest.fixture(scope="module")
-def fabric(tmp_path_factory: pytest.TempPathFactory, old_messages: Path) -> Iterator[Fabric]:
+def veiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python modules of this revision whose calls say and hear no more than the recorded one knows."""
+    out = tmp_path_factory.mktemp("veiled")
+    shutil.copytree(NOW.parent / OURS, out / OURS)
+    (out / "veil.py").write_text(VEIL.format(recorded=str(RECORDED)))
+    for stubs in (out / OURS).rglob("*_pb2_grpc.py"):
+        text = re.sub(r"=(\w+_pb2\.\w+)\.SerializeToString", r"=veil.out(\1)", stubs.read_text())
+        text = re.sub(r"=(\w+_pb2\.\w+)\.FromString", r"=veil.into(\1)", text)
+        stubs.write_text(f"import veil\n{text}")
+        assert "SerializeToString" not in text
+    return out
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory, veiled: Path) -> Iterator[Fabric]:
     """This broker and provisioner, and a worker that speaks the recorded revision."""
-    with Fabric(tmp_path_factory.mktemp("skew"), worker_env={"PYTHONPATH": str(old_messages)}) as made:
+    with Fabric(tmp_path_factory.mktemp("skew"), worker_env={"PYTHONPATH": str(veiled)}) as made:
         yield made.start()
 
 
