@@ -92,8 +92,8 @@ def veiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(NOW.parent / OURS, out / OURS)
     (out / "veil.py").write_text(VEIL.format(recorded=str(RECORDED)))
     for stubs in (out / OURS).rglob("*_pb2_grpc.py"):
-        text = re.sub(r"=(\w+_pb2\.\w+)\.SerializeToString", r"=veil.out(\1)", stubs.read_text())
-        text = re.sub(r"=(\w+_pb2\.\w+)\.FromString", r"=veil.into(\1)", text)
+        text = re.sub(r"(\w+_pb2\.\w+)\.SerializeToString", r"veil.out(\1)", stubs.read_text())
+        text = re.sub(r"(\w+_pb2\.\w+)\.FromString", r"veil.into(\1)", text)
         stubs.write_text(f"import veil\n{text}")
         assert "SerializeToString" not in text
     return out
