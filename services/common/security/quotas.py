@@ -33,7 +33,7 @@ class Bucket:
         self._at = clock()
 
     def take(self, count: int, a_minute: int) -> float:
-        """Takes `count` where the bucket is not in debt.
+        """Takes `count` where there is room for one at least.
 
         Returns:
             0 where they were taken; otherwise how long to wait, in seconds, and nothing was taken.
@@ -41,7 +41,7 @@ class Bucket:
         now = self._clock()
         left = a_minute if self._left is None else min(self._left + (now - self._at) * a_minute / 60, a_minute)
         self._at = now
-        if left <= 0:
+        if left < 1:
             self._left = left
             return max((1 - left) * 60 / a_minute, 0.001)
         self._left = left - count
