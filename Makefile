@@ -9,7 +9,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 bin := .venv/bin
 engine := build/engines/smollm2-135m
 native_sources = $(shell git ls-files 'native/*.h' 'native/*.c' 'native/*.cpp')
-python_sources := services engines benchmarks tests examples
+python_sources := services engines benchmarks tests examples clients
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,7 @@ test-threads: build ## Run the test of five threads at once under the thread san
 test-python: engine ## Run the Python tests, end-to-end ones included.
 	@scripts/bootstrap tests
 	@scripts/grpcurl
+	@scripts/tritonclient
 	@$(bin)/pytest -m "not slow and not gpu"
 
 chaos: build ## Do to a whole suite what public reports describe of others, and a short soak.

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ifabric.broker.v1 import broker_service_pb2_grpc, operator_service_pb2_grpc
+from ifabric.kserve.v2 import inference_pb2_grpc
 from services.broker.collector import spare_the_collector
 from services.broker.core import Broker
 from services.broker.core.row_traces import RowTraces
@@ -17,6 +18,8 @@ from services.broker.frontdoor.selection import EngineDirectory
 from services.broker.frontdoor.servicer import FULL_NAME, BrokerServicer, FrontDoorLimits
 from services.broker.frontdoor.tokenization import CodecStore
 from services.broker.jobs import Jobs
+from services.broker.kserve.servicer import FULL_NAME as INFERENCE_SERVICE
+from services.broker.kserve.servicer import InferenceServicer
 from services.broker.operators.cordons import Cordons
 from services.broker.operators.estimate import Estimator
 from services.broker.operators.servicer import FULL_NAME as OPERATOR_SERVICE
@@ -65,6 +68,9 @@ async def serve(settings: BrokerSettings, process: Process) -> None:
     server = Server(settings, process.telemetry, credentials=process.credentials, tokens=settings.tokens())
     server.add(broker_service_pb2_grpc.add_BrokerServiceServicer_to_server, servicer, FULL_NAME)
     server.on_drain("front door", servicer.drain)
+    inference = InferenceServicer(servicer.live, core.catalog)
+    server.add(inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server, inference, INFERENCE_SERVICE)
+    server.on_drain("inference", inference.drain)
     server.on_close("tokenizers", end_tokenizers)
     server.on_close("core", core.stop)
     jobs = (

@@ -87,14 +87,14 @@ class BrokerServicer(broker_service_pb2_grpc.BrokerServiceServicer):
         self, request: broker_service_pb2.GenerateRequest, context: Context
     ) -> broker_service_pb2.GenerateResponse:
         """See the proto."""
-        async with self._live(request.request, stream=False) as call:
+        async with self.live(request.request, stream=False) as call:
             return broker_service_pb2.GenerateResponse(result=await call.result())
 
     async def GenerateStream(
         self, request: broker_service_pb2.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[broker_service_pb2.GenerateStreamResponse]:
         """See the proto."""
-        async with self._live(request.request, stream=True) as call, aclosing(call.events()) as events:
+        async with self.live(request.request, stream=True) as call, aclosing(call.events()) as events:
             async for event in events:
                 yield event
 
@@ -156,8 +156,16 @@ class BrokerServicer(broker_service_pb2_grpc.BrokerServiceServicer):
         )
 
     @asynccontextmanager
-    async def _live(self, request: broker_service_pb2.GenerationRequest, *, stream: bool) -> AsyncIterator[LiveCall]:
-        """A live call from its acceptance to its end; leaving ends the work, whatever the reason."""
+    async def live(self, request: broker_service_pb2.GenerationRequest, *, stream: bool) -> AsyncIterator[LiveCall]:
+        """Runs a live call from its acceptance to its end; leaving ends the work, whatever the reason.
+
+        Args:
+            request: What is wanted.
+            stream: Whether its output is wanted as it comes.
+
+        Raises:
+            FabricError: it is refused, or did not end within the longest time that a live call may take.
+        """
         call = await self._accept(request, stream=stream)
         try:
             async with asyncio.timeout(self._limits.live_timeout_s):
