@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values to messages and back."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ifabric.broker.v1 import broker_service_pb2 as pb
+from ifabric.broker.v1 import job_service_pb2
+from ifabric.engine.v1 import contract_pb2, generation_pb2
+from ifabric_client.errors import CallError, of_status
+from ifabric_client.values import Answer, Engine, HiddenState, Job, Outcome, Sampling, Usage
+
+if TYPE_CHECKING:
+    from ifabric_client.values import Request
+
+_DTYPES: dict[int, str] = {
+    contract_pb2.PAYLOAD_DTYPE_FLOAT32: "<f4",
+    contract_pb2.PAYLOAD_DTYPE_FLOAT16: "<f2",
+    contract_pb2.PAYLOAD_DTYPE_BFLOAT16: "<u2",
+}
+_SAMPLING = tuple(field.name for field in fields(Sampling))
+
+
+def request_message(request: Request, request_id: str, tenant: str) -> pb.GenerationRequest:
+    """Makes the message of a request.
+
+    Raises:
+        OverflowError: a token id is no 32-bit number.
+    """
+    made = pb.GenerationRequest(
+        request_id=request_id, tenant=tenant, stop=request.stop, return_token_ids=request.return_token_ids
+    )
+    if isinstance(request.prompt, str):
+        made.prompt.text = request.prompt
+    else:
+        ids = np.asarray(request.prompt)
+        if ids.size and (ids.min() < -(2**31) or ids.max() >= 2**31):
+            raise OverflowError(f"request {request_id!r}: the prompt holds a value that is no 32-bit number")
+        made.prompt.packed_token_ids = ids.astype("<i4").tobytes()
+    if request.max_tokens is not None:
+        made.max_tokens = request.max_tokens
+    if request.engine_id:
+        made.engine.engine_id = request.engine_id
+    for name in _SAMPLING:
+        value = getattr(request.sampling, name)
+        if value is not None:
+            setattr(made.sampling, name, value)
+    return made
+
+
+def answer(result: pb.GenerationResult, request_id: str, *, text: str = "", token_ids: tuple[int, ...] = ()) -> Answer:
+    """Reads a result; `text` and `token_ids` are what a stream brought before it.
+
+    Raises:
+        CallError: hidden states were extracted badly, or damaged on their way.
+    """
+    sample = result.samples[0] if result.samples else pb.Sample()
+    reason = sample.finish_reason or generation_pb2.FINISH_REASON_COMPLETE
+    usage = result.usage
+    return Answer(
+        id=request_id,
+        text=text + sample.text,
+        token_ids=token_ids + tuple(sample.token_ids),
+        finish_reason=generation_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower(),
+        usage=Usage(usage.prompt_tokens, usage.cached_tokens, usage.computed_tokens, usage.generated_tokens),
+        engine_digest=result.engine_digest,
+        hidden_state=_hidden_state(result.payload, request_id) if result.HasField("payload") else None,
+    )
+
+
+def outcome(request_id: str, message: pb.RequestOutcome | job_service_pb2.RowResult) -> Outcome:
+    """Reads how a row ended."""
+    if message.HasField("failed"):
+        return Outcome(request_id, error=of_status(message.failed))
+    try:
+        return Outcome(request_id, answer=answer(message.finished, request_id))
+    except CallError as error:
+        return Outcome(request_id, error=error)
+
+
+def job(message: job_service_pb2.Job) -> Job:
+    """Reads a job."""
+    report = message.report
+    return Job(
+        id=message.spec.job_id,
+        state=job_service_pb2.JobState.Name(message.state).removeprefix("JOB_STATE_").lower(),
+        state_reason=message.state_reason,
+        durable_rows=message.durable_rows,
+        finished_rows=message.finished_rows,
+        failed_rows=message.failed_rows,
+        engine_digest=message.engine_digest,
+        prompt_tokens_sent=report.prompt_tokens_logical,
+        prompt_tokens_computed=report.prompt_tokens_computed,
+        prompt_tokens_bound=report.prompt_tokens_bound,
+    )
+
+
+def engine(message: pb.Engine) -> Engine:
+    """Reads an engine."""
+    limits, payload = message.contract.limits, message.contract.capabilities.payload
+    return Engine(
+        id=message.contract.engine_id,
+        digest=message.engine_digest,
+        node_ids=tuple(message.node_ids),
+        max_input_tokens=limits.max_input_tokens,
+        max_output_tokens=limits.max_output_tokens,
+        hidden_shape=tuple(payload.value.shape) if payload.WhichOneof("kind") == "value" else None,
+    )
+
+
+def _hidden_state(payload: generation_pb2.Payload, request_id: str) -> HiddenState:
+    if payload.failure:
+        raise CallError("INTERNAL", f"request {request_id!r}: no hidden state was extracted: {payload.failure}")
+    if zlib.crc32(payload.data) != payload.crc32:
+        raise CallError("DATA_LOSS", f"request {request_id!r}: its hidden state was damaged on its way")
+    values: np.ndarray[Any, Any] = np.frombuffer(payload.data, _DTYPES[payload.dtype]).reshape(tuple(payload.shape))
+    if payload.dtype == contract_pb2.PAYLOAD_DTYPE_BFLOAT16:
+        # The upper half of a float32: the other half is zeros.
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    return HiddenState(values, tuple(payload.layers), payload.position)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python client against a real suite, and its retries against a server that refuses."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
+from ifabric_client import AsyncClient, CallError, Client, Request, RetryPolicy, Sampling
+from services.common.errors import (
+    FabricError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+    to_status,
+)
+from tests.support.servers import serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from tests.support.door import Door
+
+pytestmark = pytest.mark.timeout(90)
+BROKER = "ifabric.broker.v1.BrokerService"
+
+
+async def test_whole_streamed_and_listed_answers_agree(door: Door) -> None:
+    async with AsyncClient(door.suite.broker) as client:
+        request = Request("Hear, hear:", 12, engine_id="texts", sampling=Sampling(seed=3), return_token_ids=True)
+        whole = await client.generate(request)
+        pieces = [piece async for piece in client.stream(request)]
+        [outcome] = [each async for each in client.run([request])]
+    assert whole.text
+    assert len(whole.token_ids) == whole.usage.generated_tokens <= 12
+    last = pieces[-1].answer
+    assert last is not None
+    assert (last.text, last.token_ids) == (whole.text, whole.token_ids)
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert (outcome.id, outcome.result().text) == ("0", whole.text)
+
+
+def test_a_job_goes_on_in_another_process(door: Door) -> None:
+    rows = [Request(f"Shared head. Row {number}", 4, id=f"r{number}") for number in range(40)]
+    rows[7] = Request("a row without its limit", id="r7")
+    with Client(door.suite.broker) as first:
+        assert first.submit("client-job", rows, engine_id="texts").durable_rows == 40
+    with Client(door.suite.broker) as second:
+        outcomes = list(second.bulk("client-job", rows, engine_id="texts"))
+        job = second.job("client-job")
+        with pytest.raises(CallError) as other:
+            second.submit("client-job", rows, engine_id="states")
+    assert [outcome.id for outcome in outcomes] == [row.id for row in rows]
+    assert [outcome.id for outcome in outcomes if outcome.error] == ["r7"]
+    with pytest.raises(CallError, match="max_tokens"):
+        outcomes[7].result()
+    assert (job.state, job.finished_rows, job.failed_rows) == ("completed", 39, 1)
+    assert 0 < job.prompt_tokens_computed < job.prompt_tokens_sent
+    assert other.value.reason == "ID_IN_USE"
+
+
+def test_hidden_states_are_the_brokers_bit_for_bit(door: Door) -> None:
+    prompts = [np.array([3, 1, 4, number], np.int32) for number in range(200)]
+    with Client(door.suite.broker) as client:
+        [engine] = [each for each in client.engines() if each.id == "states"]
+        mined = {
+            outcome.id: outcome.result().hidden_state for outcome in client.mine(prompts, engine_id="states", window=16)
+        }
+        again = client.generate(Request([3, 1, 4, 17], engine_id="states")).hidden_state
+    assert sorted(map(int, mined)) == list(range(200))
+    state = mined["17"]
+    assert state is not None
+    assert again is not None
+    assert state.values.shape == engine.hidden_shape
+    assert state.values.tobytes() == again.values.tobytes()
+    assert len({each.values.tobytes() for each in mined.values() if each is not None}) > 1
+
+
+def test_a_stream_that_is_left_early_ends_its_request(door: Door) -> None:
+    with Client(door.suite.broker) as client:
+        pieces = client.stream("Go on and on", max_tokens=256, engine_id="texts")
+        assert next(pieces).answer is None
+        pieces.close()  # type: ignore[attr-defined] # a generator
+        assert client.generate("Next", max_tokens=1, engine_id="texts").usage.generated_tokens == 1
+
+
+def test_two_open_requests_of_one_id_are_refused_here(door: Door) -> None:
+    with Client(door.suite.broker) as client, pytest.raises(ValueError, match="'same'"):
+        list(client.run([Request("a", 200, id="same", engine_id="texts")] * 2))
+
+
+def test_the_inputs_own_error_ends_the_run(door: Door) -> None:
+    def rows() -> Iterator[Request]:
+        yield Request("a", 200, engine_id="texts")
+        raise OSError("the disk is gone")
+
+    with Client(door.suite.broker) as client, pytest.raises(OSError, match="the disk is gone"):
+        list(client.run(rows()))
+
+
+def test_a_token_does_not_go_to_another_machine_in_the_clear() -> None:
+    with pytest.raises(ValueError, match="in the clear"):
+        Client("broker.example:7600", token="secret")
+
+
+class Reluctant:
+    """A broker that refuses a few times first, as real ones do, and notes when it was asked and under which ids."""
+
+    def __init__(self, *refusals: FabricError) -> None:
+        self.refusals = list(refusals)
+        self.asked_at: list[float] = []
+        self.ids: set[str] = set()
+
+    async def Generate(self, request: broker_service_pb2.GenerateRequest, context: Any) -> Any:
+        self._ask(request.request.request_id)
+        return broker_service_pb2.GenerateResponse(result=broker_service_pb2.GenerationResult(engine_digest="d"))
+
+    async def Exchange(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """Every stream loses one request to a refusal while there are any left."""
+        async for message in requests:
+            for request in message.requests:
+                response = broker_service_pb2.ExchangeResponse()
+                outcome = response.outcomes.add(request_id=request.request_id)
+                try:
+                    self._ask(request.request_id)
+                    outcome.finished.engine_digest = "d"
+                except FabricError as error:
+                    outcome.failed.CopyFrom(to_status(error))
+                yield response
+
+    def __getattr__(self, name: str) -> Any:
+        return None  # methods that no test calls
+
+    def _ask(self, request_id: str) -> None:
+        self.asked_at.append(time.monotonic())
+        self.ids.add(request_id)
+        if self.refusals:
+            raise self.refusals.pop(0)
+
+
+async def test_retries_wait_as_long_as_the_broker_asks_under_one_id() -> None:
+    broker = Reluctant(ResourceExhaustedError("full", retry_after_s=0.4), UnavailableError("away"))
+    async with (
+        serving(broker_service_pb2_grpc.add_BrokerServiceServicer_to_server, broker, BROKER) as server,
+        AsyncClient(server.address, retries=RetryPolicy(limit_s=20, first_s=0.05)) as client,
+    ):
+        answer = await client.generate("x")
+    assert answer.engine_digest == "d"
+    first, second, third = broker.asked_at
+    assert second - first >= 0.4
+    assert third - second >= 0.05
+    assert len(broker.ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [
+        (ResourceExhaustedError("no room for such a message"), "RESOURCE_EXHAUSTED"),
+        (InvalidArgumentError("wrong"), "INVALID_ARGUMENT"),
+        (ResourceExhaustedError("full", retry_after_s=3600), "RESOURCE_EXHAUSTED"),
+    ],
+    ids=["a bound that does not come free", "a wrong request", "a delay that is too long"],
+)
+async def test_what_a_retry_does_not_help_is_raised_at_once(refusal: FabricError, code: str) -> None:
+    broker = Reluctant(refusal)
+    async with (
+        serving(broker_service_pb2_grpc.add_BrokerServiceServicer_to_server, broker, BROKER) as server,
+        AsyncClient(server.address) as client,
+    ):
+        with pytest.raises(CallError) as told:
+            await client.generate("x")
+    assert (told.value.code, len(broker.asked_at)) == (code, 1)
+
+
+async def test_rows_that_are_put_off_run_again_and_end_once() -> None:
+    away = [UnavailableError("away", retry_after_s=0.05) for _ in range(5)]
+    broker = Reluctant(*away)
+    async with (
+        serving(broker_service_pb2_grpc.add_BrokerServiceServicer_to_server, broker, BROKER) as server,
+        AsyncClient(server.address, retries=RetryPolicy(limit_s=20, first_s=0.01)) as client,
+    ):
+        ended = [outcome.id async for outcome in client.run([Request("x") for _ in range(50)], window=4)]
+    assert sorted(map(int, ended)) == list(range(50))
