@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules --no-print-directory
-.PHONY: help setup proto build engine run up test test-native test-threads test-python test-long chaos soak fuzz lint format check clean
+.PHONY: help setup proto build engine run up test test-native test-threads test-python test-long chaos soak fuzz lint format check site clean
 
 bin := .venv/bin
 engine := build/engines/smollm2-135m
@@ -82,6 +82,9 @@ check: lint test ## What CI runs.
 bench-%: engine ## Run one benchmark, such as `make bench-suite`; the last line is JSON.
 	@scripts/native bench
 	@$(bin)/python -m benchmarks.$(subst -,_,$*)
+
+site: setup ## Build the documents as one site into build/site.
+	@NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict -q
 
 clean: ## Remove everything that was built.
 	rm -rf build .venv .tools .cache results.jsonl
