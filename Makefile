@@ -47,6 +47,7 @@ test-python: engine ## Run the Python tests, end-to-end ones included.
 	@scripts/bootstrap tests
 	@scripts/grpcurl
 	@scripts/tritonclient
+	@scripts/kustomize
 	@$(bin)/pytest -m "not slow and not gpu"
 
 chaos: build ## Do to a whole suite what public reports describe of others, and a short soak.
