@@ -105,12 +105,13 @@ async def test_a_request_is_for_the_callers_tenant() -> None:
 async def test_a_message_that_cannot_be_read_ends_the_stream_with_its_error() -> None:
     async with house() as behind:
 
-        async def broken() -> AsyncIterator[inference_pb2.ModelInferRequest]:
+        async def broken(*names: str) -> AsyncIterator[inference_pb2.ModelInferRequest]:
+            for name in names:
+                yield call(name)
             raise InvalidArgumentError("no message of this method")
-            yield
 
         with pytest.raises(InvalidArgumentError, match="no message of this method"):
-            [each async for each in served(behind).ModelStreamInfer(broken(), CONTEXT)]
+            [each async for each in served(behind).ModelStreamInfer(broken("a"), CONTEXT)]
 
 
 async def test_a_stream_that_brings_more_than_run_at_once_gets_all_its_answers() -> None:
