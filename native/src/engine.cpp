@@ -212,6 +212,11 @@ ifab_stats_t Engine::stats() {
   stats.events_pending = events_->pending();
   stats.uptime_us = us(now - started_);
   if (snapshot.idle && now > snapshot.idle_since) stats.idle_us += us(now - snapshot.idle_since);
+  // The loop may have woken between its snapshot and this clock; what was told once is not taken back.
+  uint64_t told = idle_told_us_.load(std::memory_order_relaxed);
+  while (told < stats.idle_us && !idle_told_us_.compare_exchange_weak(told, stats.idle_us, std::memory_order_relaxed)) {
+  }
+  stats.idle_us = std::max(told, stats.idle_us);
   return stats;
 }
 

@@ -58,6 +58,7 @@ class Engine {
   StatsBoard board_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> polling_{false};
+  std::atomic<uint64_t> idle_told_us_{0};  // the largest stats() has returned
 
   // Written by the owner thread before create() returns, constant since.
   EngineFacts facts_;

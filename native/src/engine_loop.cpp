@@ -56,12 +56,13 @@ void EngineLoop::run() {
 void EngineLoop::turn() {
   take_in();
   const bool published = publish_ends();
-  if (failed() || !published || !work_left()) {
+  if (failed() || (published && !work_left())) {
     settle();
     rest(kIdleRest);
     return;
   }
-  if (!events_.room_for_step()) {
+  // Ends that find no place in the store hold the loop back like steps that would.
+  if (!published || !events_.room_for_step()) {
     now_.stats.held_back = 1;
     settle();
     rest(kIdleRest);

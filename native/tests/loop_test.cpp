@@ -269,6 +269,41 @@ TEST(Reader, WhoNeverPollsStopsTheEngineAndLosesNothing) {
   EXPECT_TRUE(client.violations().empty()) << client.violations().front();
 }
 
+TEST(Reader, IsToldThatEndsWaitForHimToo) {
+  SimulatedEngine engine;
+  Client client(engine);
+  std::vector<Ask> asks;
+  std::vector<uint64_t> ids;
+  for (uint64_t id = 0; id < 3000; ++id) {
+    asks.push_back({.id = id, .prompt = prompt_of(8, id), .max_tokens = 40});
+    ids.push_back(id);
+  }
+  client.submit(asks);
+  ASSERT_TRUE(client.wait_for([](const ifab_stats_t& stats) { return stats.held_back == 1; }));
+  client.cancel(ids);
+  // One more round of the loop, at least: the cancelled ones that found a place have ended.
+  ASSERT_TRUE(client.wait_for([](const ifab_stats_t& stats) { return stats.requests_cancelled > 0; }));
+  ASSERT_TRUE(client.wait_for([](const ifab_stats_t& stats) { return stats.held_back == 1; }));
+  ASSERT_TRUE(client.drain());
+  EXPECT_EQ(client.stats().held_back, 0u);
+  EXPECT_TRUE(client.violations().empty()) << client.violations().front();
+}
+
+TEST(Stats, NoCounterFallsWhileOthersComeAndGo) {
+  SimulatedEngine engine;
+  Client client(engine);
+  uint64_t last = 0;
+  for (uint64_t id = 0; id < 400; ++id) {
+    client.submit({.id = id, .prompt = prompt_of(8, id), .max_tokens = 1});
+    for (int i = 0; i < 50; ++i) {
+      const uint64_t idle = client.stats().idle_us;
+      ASSERT_GE(idle, last);
+      last = idle;
+    }
+    ASSERT_TRUE(client.drain());
+  }
+}
+
 TEST(Reader, HoldsBackPromptScoresByTheirRoom) {
   SimulatedEngine engine;
   Client client(engine);

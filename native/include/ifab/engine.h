@@ -324,7 +324,7 @@ IFAB_API IFAB_MUST_CHECK ifab_status_t ifab_engine_submit(ifab_engine_t *engine,
  * A caller that stops polling stops the engine: when the event store is full no further step is taken, and
  * ifab_stats_t.held_back says so. Nothing is lost.
  * IFAB_INVALID_ARGUMENT: buffers too small for this engine, or misaligned. IFAB_FAILED_PRECONDITION: another thread is
- * polling.
+ * polling. A refused poll takes no event and writes nothing but the message.
  * Threads: [one]. Since: ABI 1.0. */
 IFAB_API IFAB_MUST_CHECK ifab_status_t ifab_engine_poll(ifab_engine_t *engine, ifab_poll_buffers_t *buffers,
                                                         uint32_t *out_count, int32_t timeout_ms, char *err,
@@ -336,7 +336,8 @@ IFAB_API void ifab_engine_wake(ifab_engine_t *engine) IFAB_NOEXCEPT;
 
 /* Ends requests. Each still delivers its end: FINISHED with IFAB_FINISH_CANCELLED for every sample that had not ended,
  * exactly once; one that ended before is untouched. Safe before the first token, between tokens and after the end.
- * Writes how many were in flight to *out_count, which may be NULL. Never waits for a step.
+ * Writes how many of the ids named a request in flight, an id given twice counted twice, to *out_count, which may be
+ * NULL. Never waits for a step. IFAB_INVALID_ARGUMENT: ids is NULL with a count; nothing was cancelled then.
  * Threads: [any]. Since: ABI 1.0. */
 IFAB_API IFAB_MUST_CHECK ifab_status_t ifab_engine_cancel(ifab_engine_t *engine, const uint64_t *ids, uint32_t count,
                                                           uint32_t *out_count) IFAB_NOEXCEPT;
