@@ -22,7 +22,7 @@ from services.cli.job import JobOutcome, run_job
 from services.cli.jobs import analysis, verbs, whole
 from services.cli.jobs.calls import Jobs
 from services.cli.jobs.document import job_report
-from services.cli.jobs.output import errors_beside
+from services.cli.jobs.output import check_writable, errors_beside
 from services.cli.jobs.spec import Wishes
 from services.cli.ready import serving_engines
 from services.cli.results import report_document
@@ -175,6 +175,7 @@ def _check_files(command: _Command) -> None:
     for path in (command.output, command.errors):
         if path.exists() and os.path.exists(command.file) and path.samefile(command.file):
             raise CommandError(f"{path} is the input; name another file for the results")
+    check_writable(command.output, command.errors)
 
 
 async def _predicted(to_broker: Any, given: whole.Input, command: _Command) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -95,6 +96,40 @@ def test_files_at_fault_are_named(words: tuple[str, ...], says: str, nobody: str
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert says in done.stderr
+
+
+@pytest.mark.parametrize("place", ["a device", "a pipe", "a folder"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bulk", "run", "in.jsonl", "-o", "PLACE"),
+        ("bulk", "run", "in.jsonl", "-o", "out.jsonl", "--errors", "PLACE"),
+        ("bulk", "results", "job", "-o", "PLACE"),
+        ("bulk", "results", "job", "-o", "out.jsonl", "--errors", "PLACE"),
+    ],
+)
+def test_results_go_into_regular_files(words: tuple[str, ...], place: str, nobody: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
+    os.mkfifo(tmp_path / "pipe")
+    name = {"a device": "/dev/full", "a pipe": "pipe", "a folder": "."}[place]
+    done = ifab(*[name if word == "PLACE" else word for word in words], "--broker", nobody, cwd=tmp_path)
+    assert done.returncode == 1
+    says = f"{name} is not a regular file; results are read back to go on, so name one on a disk"
+    assert done.stderr == f"ifab: {says}\n"
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_hidden_states_go_into_a_folder_of_regular_files(nobody: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
+    (tmp_path / "states").mkdir()
+    os.mkfifo(tmp_path / "states" / "errors.jsonl")
+    for place, says in (
+        ("/dev/null", "ifab: /dev/null is not a folder"),
+        ("states", "ifab: states/errors.jsonl is not a regular file"),
+    ):
+        done = ifab("mine", "in.jsonl", "-o", place, "--broker", nobody, cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert done.stderr.startswith(says)
 
 
 def test_wrong_usage_is_status_2(tmp_path: Path) -> None:

@@ -101,6 +101,18 @@ class Output:
         return self._shape.finished(result.row_id, result.finished)
 
 
+def check_writable(*paths: Path) -> None:
+    """Makes sure that each file can be read back, as going on where it was takes; one that is not there yet can.
+
+    Raises:
+        CommandError: One is a device, a pipe, a folder: opening or reading it might wait for ever.
+        OSError: One cannot be looked at.
+    """
+    for path in paths:
+        if path.exists() and not path.is_file():
+            raise CommandError(f"{path} is not a regular file; results are read back to go on, so name one on a disk")
+
+
 def errors_beside(results: Path) -> Path:
     """Where errors go unless told otherwise: `out.jsonl` has `out.errors.jsonl`."""
     return results.with_name(f"{results.stem}.errors{results.suffix}")

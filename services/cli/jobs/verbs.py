@@ -19,7 +19,7 @@ from services.cli.jobs import whole
 from services.cli.jobs.calls import Jobs, Patience
 from services.cli.jobs.collect import check_continues, collect
 from services.cli.jobs.document import COLUMNS, job_columns, job_document, job_row
-from services.cli.jobs.output import Output, errors_beside
+from services.cli.jobs.output import Output, check_writable, errors_beside
 from services.cli.jobs.spec import Wishes
 from services.cli.running import run, write_columns, write_json
 
@@ -148,12 +148,14 @@ def results(
     """
 
     async def work() -> None:
+        failures = errors or errors_beside(output)
+        check_writable(output, failures)
         form = layout(look(like)) if like else Layout(Format.ROWS, None)
         async with channel(broker) as to_broker:
             jobs = Jobs(to_broker, tenant)
             found = await jobs.get(job)
             shape = form.shape(found.create_time.seconds)
-            with Output(output, errors or errors_beside(output), shape, fresh=False) as files:
+            with Output(output, failures, shape, fresh=False) as files:
                 await check_continues(jobs, found, files)
                 await collect(jobs, job, files, lambda: None, Patience(silence), follow=follow)
                 files.flush()

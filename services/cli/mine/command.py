@@ -18,6 +18,8 @@ from services.cli.connection import channel
 from services.cli.files.formats import Format, layout
 from services.cli.files.opening import look, survey
 from services.cli.jobs import verbs
+from services.cli.jobs.output import check_writable
+from services.cli.mine.index import FILE as INDEX_FILE
 from services.cli.mine.mining import ERRORS_FILE, Mine, shard_rows_for, summary
 from services.cli.mine.mining import mine as mine_rows
 from services.cli.mine.shards import Form
@@ -47,6 +49,9 @@ def mine(
 
     async def work() -> None:
         began = time.monotonic()
+        if output.exists() and not output.is_dir():
+            raise CommandError(f"{output} is not a folder; shards and their index go into one, so name another")
+        check_writable(output / INDEX_FILE, output / ERRORS_FILE)
         source = look(file)
         form = layout(source, format_)
         if form.batch is not None:
