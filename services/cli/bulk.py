@@ -29,7 +29,11 @@ from services.cli.results import report_document
 from services.cli.running import CommandError, run, sentence, write_columns, write_json
 from services.cli.suite import Plan, Suite
 
-app = typer.Typer(no_args_is_help=True, help="Run jobs of many rows.")
+_HELP = """Run jobs of many rows: send them, follow them, collect their results.
+
+Example: ifab bulk run examples/prompts.jsonl -o results.jsonl
+"""
+app = typer.Typer(no_args_is_help=True, help=_HELP)
 verbs.add_to(app)
 
 
@@ -73,8 +77,8 @@ def run_command(
     """Run every row of FILE, write one result each, and print what the job cost.
 
     A row is {"id": "a", "prompt": "The capital of France is", "max_tokens": 8}; docs/bulk.md has its other fields and
-    the other formats. One that is wrong becomes an error and stops nothing. Killed at any moment, the same command goes
-    on where it was.
+    the other formats. One that is wrong becomes an error and stops nothing; the exit status is 0 where no row failed,
+    else 1. Killed at any moment, the same command goes on where it was.
 
     Example: ifab bulk run examples/prompts.jsonl -o results.jsonl
     """
@@ -167,6 +171,9 @@ async def _run(command: _Command, as_json: bool) -> None:
     except OSError as error:
         raise CommandError(f"{error.filename or command.output}: {error.strerror}") from error
     _print_report(report, command, as_json=as_json)
+    if report["failed"]:
+        told = f"{report['failed']:,} of {report['requests']:,} rows failed; see {command.errors}"
+        raise CommandError(told, reported=True)  # the report on stdout carries it
 
 
 def _check_files(command: _Command) -> None:
@@ -195,7 +202,8 @@ async def _kept(jobs: Jobs, given: whole.Input, command: _Command, tell: whole.T
     try:
         job = await whole.run_whole(jobs, given, files, tell, command.silence_s, fresh=command.fresh)
     except asyncio.CancelledError:
-        verbs.say(f"the job {given.spec.job_id} is kept; the same command goes on where it was")
+        again = "the same command, without --fresh," if command.fresh else "the same command"
+        verbs.say(f"the job {given.spec.job_id} is kept; {again} goes on where it was")
         raise
     return job_report(job)
 

@@ -63,7 +63,8 @@ def test_wrong_rows_are_errors_in_their_own_file_and_the_others_finish(suite: Ru
     rows, output = tmp_path / "rows.jsonl", tmp_path / "results.jsonl"
     rows.write_text("\n".join(lines))
     done = run("bulk", "run", str(rows), "-o", str(output), "--broker", suite.broker, "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"ifab: 4 of 20 rows failed; see {tmp_path / 'results.errors.jsonl'}"
     report = json.loads(done.stdout)
     assert (report["requests"], report["failed"]) == (20, 4)
     assert len(results(output)) == 16

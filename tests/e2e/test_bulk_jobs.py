@@ -108,7 +108,8 @@ def test_a_client_that_is_killed_again_and_again_writes_what_an_undisturbed_one_
         with out.open("ab") as cut:
             cut.write(b'{"id": "half a li')  # what a kill in the middle of a write leaves
     done = run(*words, "-o", str(out), within_s=90)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1
+    assert f"2 of {ROWS:,} rows failed; see {tmp_path / 'out.errors.jsonl'}" in done.stderr
     report = json.loads(done.stdout)
     assert (report["requests"], report["failed"]) == (ROWS, 2)
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [
@@ -118,7 +119,8 @@ def test_a_client_that_is_killed_again_and_again_writes_what_an_undisturbed_one_
     assert [error["id"] for error in errors] == ["line-8", "typo"]
 
     again = run(*words, "-o", str(whole), "--job", report["job_id"])
-    assert again.returncode == 0, again.stderr
+    assert again.returncode == 1
+    assert f"2 of {ROWS:,} rows failed" in again.stderr, "said again, for what is there is read again"
     assert whole.read_bytes() == out.read_bytes(), "the same rows, not a byte else"
     assert (tmp_path / "whole.errors.jsonl").read_bytes() == (tmp_path / "out.errors.jsonl").read_bytes()
     assert json.loads(again.stdout)["prompt_tokens_computed"] == report["prompt_tokens_computed"], "nothing ran again"
@@ -205,7 +207,8 @@ def test_a_chat_file_is_answered_in_its_own_shape(keeper: RunningSuite, tmp_path
     to = ("--broker", keeper.broker, "--provisioner", keeper.provisioner, "--json")
     batch.write_text("\n".join([chat("a", "texts", max_tokens=2), chat("b", "texts", tools=[{}])]))
     done = run("bulk", "run", str(batch), "-o", str(out), *to)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1
+    assert "1 of 2 rows failed" in done.stderr
     [line] = [json.loads(line) for line in out.read_text().splitlines()]
     body = line["response"]["body"]
     assert (line["custom_id"], body["object"], body["model"]) == ("a", "chat.completion", "texts")

@@ -58,10 +58,10 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def said(suite: RunningSuite, verb: str, *words: str) -> dict[str, Any]:
-    """Runs a verb that must do well, and returns the object that it prints last."""
+def said(suite: RunningSuite, verb: str, *words: str, status: int = 0) -> dict[str, Any]:
+    """Runs a verb that must end with a status, and returns the object that it prints last."""
     done = run("bulk", verb, *words, "--broker", suite.broker, "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -132,7 +132,7 @@ def test_a_job_that_is_cancelled_half_way_keeps_its_results_and_has_an_error_for
 def test_a_job_is_given_up_at_its_deadline(suite: RunningSuite, tmp_path: Path) -> None:
     rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     rows.write_text('{"id": "a", "prompt": "x", "max_tokens": 1}\n{"id": "b", "prompt": "y", "max_tokens": 1}\n')
-    report = said(suite, "run", str(rows), "-o", str(out), "--engine-id", "none", "--deadline", "2")
+    report = said(suite, "run", str(rows), "-o", str(out), "--engine-id", "none", "--deadline", "2", status=1)
     assert (report["requests"], report["failed"]) == (2, 2)
     errors = documents(tmp_path / "out.errors.jsonl")
     assert [(each["id"], each["error"]["code"]) for each in errors] == [
@@ -167,7 +167,7 @@ def test_embeddings_of_a_batch_file_are_the_hidden_states(
         for n, text in enumerate(inputs)
     ]
     batch.write_text("\n".join(map(json.dumps, lines)))
-    report = said(suite, "run", str(batch), "-o", str(out))
+    report = said(suite, "run", str(batch), "-o", str(out), status=1)
     assert (report["requests"], report["failed"]) == (3, 1)
     simulation = Simulation(engines[2])
     for line, sent, text in zip(documents(out), lines, inputs, strict=False):
@@ -195,7 +195,8 @@ def test_everything_that_can_be_wrong_with_lines_is_an_error_in_its_place(suite:
     rows, out = tmp_path / "rows.txt", tmp_path / "out.jsonl"
     rows.write_bytes(gzip.compress(b"\n".join(lines), compresslevel=1))
     done = run("bulk", "run", str(rows), "-o", str(out), "--engine-id", "texts", "--broker", suite.broker, "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ifab: 4 of 7 rows failed; see ")
     assert "gzip" in done.stderr, "a note says what the file is"
     assert [each["id"] for each in documents(out)] == ["first", "twice", "last"]
     errors = {each["id"]: each["error"] for each in documents(tmp_path / "out.errors.jsonl")}

@@ -196,7 +196,8 @@ def test_a_bulk_job_writes_a_result_or_an_error_for_each_row(door: Door, tmp_pat
     engine_id = door.texts["engine_id"]
     words = ("bulk", "run", str(source), "-o", str(output), "--broker", door.suite.broker, "--engine-id", engine_id)
     done = run(*words, "--json", within_s=100)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1
+    assert "2 of 30 rows failed; see " in done.stderr
     report = json.loads(done.stdout)
     assert (report["requests"], report["failed"]) == (30, 2)
     written = [json.loads(line) for line in output.read_text().splitlines()]

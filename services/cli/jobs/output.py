@@ -115,7 +115,7 @@ def check_writable(*paths: Path) -> None:
 
 def errors_beside(results: Path) -> Path:
     """Where errors go unless told otherwise: `out.jsonl` has `out.errors.jsonl`."""
-    return results.with_name(f"{results.stem}.errors{results.suffix}")
+    return results.parent / f"{results.stem}.errors{results.suffix}"
 
 
 def _write(file: int, data: bytes) -> None:
