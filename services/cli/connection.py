@@ -106,7 +106,10 @@ def configure(
         ),
     ] = "",
 ) -> None:
-    """Inference Fabric: send bulk and online LLM work to nodes with LLM engines."""
+    """Inference Fabric: send bulk and online LLM work to nodes with LLM engines.
+
+    Example: ifab --tls-ca ca.pem --token-file key nodes --provisioner fabric.example:7601
+    """
     global _in_force
     _in_force = Connection(tls, tls_ca, tls_cert, tls_key, tls_server_name, token_file, otlp_endpoint)
     if otlp_endpoint:

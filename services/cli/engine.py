@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
     from services.common.contract import Finding
 
-app = typer.Typer(no_args_is_help=True, help="Look at engine directories, build them and judge them.")
+_HELP = """Look at engine directories, build them and judge them.
+
+Example: ifab engine describe build/engines/smollm2-135m
+"""
+app = typer.Typer(no_args_is_help=True, help=_HELP)
 app.command("plan")(engine_making.plan)
 app.command("build")(engine_making.build)
 app.command("schema")(engine_making.schema)

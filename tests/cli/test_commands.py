@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import typer
 
-from services.cli.main import app
+from services.cli.app import app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +37,7 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]
 
 
 COMMANDS = dict(commands(typer.main.get_command(app)))
+GROUPS = ("", "bulk", "engine", "jobs", "nodes")
 
 
 @pytest.mark.parametrize("path", COMMANDS)
@@ -45,6 +47,29 @@ def test_every_command_has_help_with_an_example_and_speaks_json(path: str) -> No
     options = [parameter for parameter in command.params if parameter.name != "help"]
     assert "--json" in {name for option in options for name in option.opts}
     assert all(option.help for option in options)
+
+
+def test_every_group_has_help_with_an_example() -> None:
+    whole: Any = typer.main.get_command(app)
+    assert {"", *(name for name, command in whole.commands.items() if hasattr(command, "commands"))} == set(GROUPS)
+    for name in GROUPS:
+        group = whole.commands[name] if name else whole
+        assert f"Example: ifab {name}" in group.help
+
+
+def test_control_c_while_all_is_imported_ends_silently(tmp_path: Path) -> None:
+    program = "from services.cli.main import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-c", program, "--help"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        assert process.stdout is not None
+        said = next(line for line in process.stderr if line.rstrip().endswith("typer"))  # one of the first of many
+        process.send_signal(signal.SIGINT)
+        said += process.stderr.read()
+        assert (process.wait(20), process.stdout.read()) == (130, "")
+    assert [line for line in said.splitlines() if not line.startswith("import time:")] == []
 
 
 @pytest.fixture
@@ -98,21 +123,20 @@ def test_files_at_fault_are_named(words: tuple[str, ...], says: str, nobody: str
     assert says in done.stderr
 
 
-@pytest.mark.parametrize("place", ["a device", "a pipe", "a folder"])
 @pytest.mark.parametrize(
-    "words",
+    ("words", "name"),
     [
-        ("bulk", "run", "in.jsonl", "-o", "PLACE"),
-        ("bulk", "run", "in.jsonl", "-o", "out.jsonl", "--errors", "PLACE"),
-        ("bulk", "results", "job", "-o", "PLACE"),
-        ("bulk", "results", "job", "-o", "out.jsonl", "--errors", "PLACE"),
+        (("bulk", "run", "in.jsonl", "-o", "/dev/full"), "/dev/full"),
+        (("bulk", "run", "in.jsonl", "-o", "."), "."),
+        (("bulk", "run", "in.jsonl", "-o", "out.jsonl", "--errors", "pipe"), "pipe"),
+        (("bulk", "results", "job", "-o", "pipe"), "pipe"),
+        (("bulk", "results", "job", "-o", "out.jsonl", "--errors", "/dev/null"), "/dev/null"),
     ],
 )
-def test_results_go_into_regular_files(words: tuple[str, ...], place: str, nobody: str, tmp_path: Path) -> None:
+def test_results_go_into_regular_files(words: tuple[str, ...], name: str, nobody: str, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
     os.mkfifo(tmp_path / "pipe")
-    name = {"a device": "/dev/full", "a pipe": "pipe", "a folder": "."}[place]
-    done = ifab(*[name if word == "PLACE" else word for word in words], "--broker", nobody, cwd=tmp_path)
+    done = ifab(*words, "--broker", nobody, cwd=tmp_path)
     assert done.returncode == 1
     says = f"{name} is not a regular file; results are read back to go on, so name one on a disk"
     assert done.stderr == f"ifab: {says}\n"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from engines.evidence import read_all
 from engines.simulated import write_simulated_engine
-from services.cli.main import app
+from services.cli.app import app
 from services.common.contract import engine_digest
 from tests.judging import weights
 
