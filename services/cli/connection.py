@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import grpc
 import typer
 
+from services.cli import running
 from services.cli.running import CommandError
 from services.common.errors import StartError
 from services.common.rpc import channel as plain_channel
@@ -127,6 +128,7 @@ def channel(address: str, *, role: str = BROKER) -> grpc.aio.Channel:
         CommandError: the options contradict each other, a file cannot be used, or a token would go in the clear.
     """
     said = _in_force
+    running.goes_to(role, address)
     has_token = bool(_authorization(said))
     if not said.protected:
         if said.certificate is not None or said.key is not None:

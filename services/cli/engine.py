@@ -12,6 +12,7 @@ import typer
 
 from engines import inspect
 from services.cli import engine_making, options
+from services.cli.contracts import check_readable
 from services.cli.judging.audit import audit
 from services.cli.judging.compare import compare
 from services.cli.judging.ladder import ladder
@@ -49,7 +50,7 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The engine direc
 def describe(directory: Directory, as_json: options.AsJson = False) -> None:
     """Show the contract of an engine: its limits, what it can do, how it was made.
 
-    Fields that are absent or wrong are listed below it; the exit status is 0 all the same.
+    Fields that are absent or wrong are listed below it; the exit status is 0 all the same, and 1 where it is no JSON.
 
     Example: ifab engine describe build/engines/smollm2-135m
     """
@@ -66,6 +67,7 @@ def verify(directory: Directory, as_json: options.AsJson = False) -> None:
 
 
 def _describe(directory: Path, as_json: bool) -> None:
+    check_readable(directory)
     contract, reading = read(directory)
     findings = all_findings(contract, reading)
     digest = engine_digest(directory)
@@ -79,6 +81,7 @@ def _describe(directory: Path, as_json: bool) -> None:
 
 
 def _verify(directory: Path, as_json: bool) -> None:
+    check_readable(directory)
     findings = inspect.verify(directory)
     if as_json:
         write_json({"engine_digest": engine_digest(directory), "findings": _documents(findings)})

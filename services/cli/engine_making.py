@@ -91,6 +91,8 @@ def build(
     """
 
     def work() -> None:
+        if directory.exists() and not directory.is_dir():
+            raise CommandError(f"{directory} is no directory; name one that is to be made")
         built = _build(
             directory, tier, source, weights, model, calibration, tuple(layer or (-1,)), name, quantize_script
         )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _BROKER = "ifabric.broker.v1.BrokerService"
 _JOBS = "ifabric.broker.v1.JobService"
 _OPERATORS = "ifabric.broker.v1.OperatorService"
+_INFERENCE = "inference.GRPCInferenceService"
 _PROVISIONER = "ifabric.provisioner.v1.ProvisionerService"
 _WORKER = "ifabric.worker.v1.WorkerService"
 _HEALTH = "grpc.health.v1.Health/Check"
@@ -59,7 +60,7 @@ def _lines(suite: Suite, engine_ids: list[str]) -> Iterator[Line]:
     yield Line("the nodes", _call(provisioner, f"{_PROVISIONER}/ListNodes"))
     yield Line("the contracts of the engines that serve", _call(broker, f"{_BROKER}/ListEngines"))
     for service, address, names in (
-        ("broker", broker, ["", "liveness", _BROKER, _JOBS, _OPERATORS]),
+        ("broker", broker, ["", "liveness", _BROKER, _JOBS, _OPERATORS, _INFERENCE]),
         ("provisioner", provisioner, ["", "liveness", _PROVISIONER]),
         *(
             (worker.name, worker.address, ["", "liveness", _WORKER, f"engine/{engine_id}"])

@@ -8,6 +8,21 @@ from typing import Annotated
 
 import typer
 
+from services.common.settings import split_address
+
+
+def _peer(text: str) -> str:
+    if text.startswith(("dns:///", "unix:")):
+        return text
+    try:
+        port = split_address(text)[1]
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise typer.BadParameter(f"{text!r} is not host:port with a port from 1 to 65535, such as {BROKER_ADDRESS}")
+    return text
+
+
 BROKER_ADDRESS = "127.0.0.1:7600"
 PROVISIONER_ADDRESS = "127.0.0.1:7601"
 WORKER_ADDRESS = "127.0.0.1:7602"
@@ -17,12 +32,19 @@ LOG_DIRECTORY = Path("run")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON on stdout instead of text for people.")]
 Broker = Annotated[
-    str, typer.Option("--broker", envvar="IFAB_CLI_BROKER", metavar="HOST:PORT", help="Where the broker listens.")
+    str,
+    typer.Option(
+        "--broker", envvar="IFAB_CLI_BROKER", metavar="HOST:PORT", callback=_peer, help="Where the broker listens."
+    ),
 ]
 Provisioner = Annotated[
     str,
     typer.Option(
-        "--provisioner", envvar="IFAB_CLI_PROVISIONER", metavar="HOST:PORT", help="Where the provisioner listens."
+        "--provisioner",
+        envvar="IFAB_CLI_PROVISIONER",
+        metavar="HOST:PORT",
+        callback=_peer,
+        help="Where the provisioner listens.",
     ),
 ]
 Engines = Annotated[

@@ -19,12 +19,15 @@ from google.rpc import code_pb2
 
 from services.common import reasons
 from services.common.errors import FabricError, StartError
+from services.common.security.needs import BROKER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
 _PLACE = re.compile(r"ipv[46]:(\S+?): ")
 """Where gRPC says, in its own message, that it could not connect."""
+_NO_METHOD = "Method not found!"
+"""What gRPC itself answers where a server has no such service."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -41,6 +44,15 @@ class _SignalledError(Exception):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+_latest: tuple[str, str] | None = None
+
+
+def goes_to(role: str, address: str) -> None:
+    """Notes where the command's next calls go: gRPC's own errors do not say it."""
+    global _latest
+    _latest = role, address
 
 
 def run(work: Coroutine[Any, Any, None], *, as_json: bool, signal_ends_well: bool = False) -> None:
@@ -81,17 +93,22 @@ def report_failure(error: Exception, *, as_json: bool) -> None:
     """Says on stderr what went wrong, and on stdout as an object where that carries JSON."""
     sys.stderr.write(f"ifab: {sentence(error)}\n")
     if as_json:
-        write_json({"error": error_document(error)})
+        write_json({"error": {**error_document(error), "message": sentence(error)}})
 
 
 def sentence(error: Exception) -> str:
     """The error as one sentence, with every field at fault."""
     if isinstance(error, FabricError) and error.reason == reasons.PEER_UNREACHABLE:
-        place = _PLACE.search(error.message)
+        found = _PLACE.search(error.message)
+        place = found[1] if found else _latest[1] if _latest else ""
         return (
-            f"nothing answers{' at ' + place[1] if place else ''}; start a suite with `ifab up`, or name the address "
+            f"nothing answers{' at ' + place if place else ''}; start a suite with `ifab up`, or name the address "
             "of one that runs"
         )
+    if isinstance(error, FabricError) and error.message == _NO_METHOD and _latest is not None:
+        role, address = _latest
+        other = ", or one that keeps no jobs (its setting `journal` is empty)" if role == BROKER else ""
+        return f"what answers at {address} is no {role}{other}; name the address of one with --{role}"
     if isinstance(error, FabricError) and len(error.violations) > 1:
         return "; ".join(f"{violation.field}: {violation.description}" for violation in error.violations)
     if isinstance(error, OSError) and error.strerror:

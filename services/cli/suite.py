@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from services.cli.contracts import check_readable
 from services.cli.running import CommandError
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ class Suite:
     async def _start(self) -> None:
         plan = self._plan
         self._check_room()
+        for directory in plan.engines:
+            check_readable(directory)
         provisioner = await self._spawn("provisioner", "provisioner", plan.provisioner)
         listens = plan.workers or (_FREE,) * len(plan.engines)
         peers = ("--provisioner", provisioner.address)

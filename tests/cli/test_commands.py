@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 import typer
 
@@ -99,6 +101,45 @@ def test_an_answer_that_does_not_come_is_one_sentence(form: tuple[str, ...], tmp
     assert done.stderr == "ifab: the answer did not end within 0.5 s; allow it more with --timeout\n"
 
 
+def test_the_address_of_another_service_is_one_sentence(tmp_path: Path) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        nodes = ifab("nodes", "--provisioner", address, "--json", cwd=tmp_path)
+        job = ifab("bulk", "status", "job", "--broker", address, cwd=tmp_path)
+    finally:
+        server.stop(None).wait()
+    assert (nodes.returncode, job.returncode) == (1, 1)
+    said = f"what answers at {address} is no provisioner; name the address of one with --provisioner"
+    assert nodes.stderr == f"ifab: {said}\n"
+    assert json.loads(nodes.stdout)["error"]["message"] == said
+    assert job.stderr.startswith(f"ifab: what answers at {address} is no broker, or one that keeps no jobs")
+
+
+def test_a_name_that_leads_nowhere_is_in_the_sentence(tmp_path: Path) -> None:
+    done = ifab("nodes", "--provisioner", "nobody.invalid:7601", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("ifab: nothing answers at nobody.invalid:7601; start a suite with `ifab up`")
+
+
+@pytest.mark.parametrize("words", [("engine", "describe"), ("engine", "verify"), ("up", "--free-ports", "--engine")])
+def test_a_contract_that_is_no_json_is_named_once(words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "contract.json").write_text("no json")
+    done = ifab(*words, "bad", cwd=tmp_path)
+    says = "bad/contract.json is no JSON at character 1, expected one JSON document in UTF-8"
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"ifab: {says}; make the engine anew with `ifab engine build`\n"
+
+
+def test_an_engine_is_not_built_into_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    done = ifab("engine", "build", "file", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "ifab: file is no directory; name one that is to be made\n")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_job_that_cannot_start_leaves_older_results_alone(nobody: str, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"prompt": "x", "max_tokens": 1}\n')
     (tmp_path / "out.jsonl").write_text("older results\n")
@@ -171,6 +212,9 @@ def test_wrong_usage_is_status_2(tmp_path: Path) -> None:
         (("generate", "x", "--stop", "\udcff"), "--stop"),
         (("up", "--worker", "nonsense"), "--worker"),
         (("up", "--broker", "127.0.0.1:99999"), "--broker"),
+        (("generate", "x", "--broker", "127.0.0.1:99999"), "--broker"),
+        (("nodes", "--provisioner", "127.0.0.1:0"), "--provisioner"),
+        (("nodes", "--provisioner", "nonsense"), "--provisioner"),
     ],
 )
 def test_a_value_that_cannot_be_meant_names_its_option(words: tuple[str, ...], option: str, tmp_path: Path) -> None:

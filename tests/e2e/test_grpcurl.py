@@ -77,5 +77,5 @@ def test_every_named_service_is_healthy(answers: dict[str, str], suite: RunningS
     names = {shows.partition(", ")[2] for shows in health}
     assert {"", "liveness", f"engine/{suite.said['workers'][0]['engine_id']}"} < names
     assert {name.rpartition(".")[2] for name in names if name.endswith("Service")} == {
-        "BrokerService", "JobService", "OperatorService", "ProvisionerService", "WorkerService",
+        "BrokerService", "JobService", "OperatorService", "GRPCInferenceService", "ProvisionerService", "WorkerService",
     }  # fmt: skip
