@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from tokenizers import Tokenizer
 
 from services.broker.frontdoor.selection import EngineProfile
 from services.broker.frontdoor.tokenization import INLINE_CHARACTERS, CodecStore, TextCodec
@@ -49,6 +50,13 @@ def test_text_without_tokens_is_not_represented() -> None:
     good, lossy = codec.encode(["fox", "a fox"])
     assert good is not None
     assert lossy is None
+
+
+def test_text_that_spells_a_special_token_is_that_token() -> None:
+    (tokens,) = TextCodec(byte_level()).encode(["fox<|start|>"])
+    assert tokens is not None
+    special = Tokenizer.from_buffer(byte_level()).token_to_id("<|start|>")
+    assert tokens.tolist() == [*ids_of(byte_level(), "fox"), special]
 
 
 def test_a_token_put_in_front_is_no_difference() -> None:

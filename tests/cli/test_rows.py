@@ -93,6 +93,12 @@ def test_lines_that_are_no_rows_harm_no_neighbour(raw: bytes) -> None:
     assert (bad.line, bad.row_id) == (2, "line-2")
 
 
+def test_the_last_of_a_field_that_stands_twice_counts() -> None:
+    (row,) = read('{"id": "a", "prompt": "first", "prompt": "last"}')
+    assert isinstance(row, Row)
+    assert row.request.prompt.text == "last"
+
+
 def test_an_id_counts_once() -> None:
     _, again = read({"id": "a", "prompt": "x"}, {"id": "a", "prompt": "y"})
     assert isinstance(again, BadRow)
