@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,6 +66,15 @@ def test_the_protoset_holds_what_it_should() -> None:
     assert packages == {f"ifabric.{area}.v1" for area in ("broker", "engine", "provisioner", "worker")}
     everything = descriptor_pb2.FileDescriptorSet.FromString(PROTOSET.read_bytes())
     assert any(file.name == "google/rpc/status.proto" for file in everything.file), "grpcurl needs the imports too"
+
+
+def test_the_wheel_carries_the_protoset_beside_its_package(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as carried:
+        assert {"ifabric.protoset", "ifabric/broker/v1/broker_service_pb2.py"} <= set(carried.namelist())
+        assert carried.read("ifabric.protoset") == PROTOSET.read_bytes()
 
 
 def test_they_are_generated_without_a_word(tmp_path: Path) -> None:
