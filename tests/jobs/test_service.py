@@ -305,7 +305,7 @@ def test_metrics_tell_what_became_of_rows_and_of_the_journal(job: JobClient, fab
     assert after[rows % "finished"] - before[rows % "finished"] == 40
     assert after[rows % "failed"] - before[rows % "failed"] == 2
     commits = 'ifabric_broker_journal_commit_duration_seconds_count{outcome="committed"}'
-    assert after[commits] > between[commits] > before[commits]
+    assert after[commits] > between[commits] > before.get(commits, 0)
     assert after['ifabric_broker_journal_full_total{where="journal"}'] == 0
     assert after["ifabric_broker_job_leases_lost_total"] == 0
     job.name["job_id"] = "stalled"
