@@ -70,7 +70,7 @@ TEST(Regex, AllowsWhatMatchesAsAWhole) {
                 "c"},
                {"a\nc", "ac"});
   expect_texts(kRegex, "(?:a|(?P<n>b))+?", {"a", "abba"}, {"", "c"});
-  expect_texts(kRegex, "[]a-]+", {"]", "a-]"}, {"b"});
+  expect_texts(kRegex, "[\\]a-]+", {"]", "a-]"}, {"b"});
   expect_texts(kRegex, "\\x41\\u20ac\\.\\[", {"A\xE2\x82\xAC.["},
                {"A\xE2\x82\xAC"
                 "a["});
@@ -96,7 +96,7 @@ TEST(JsonSchema, TakesACatalogueOfThousandsOfNames) {
 
 TEST(Regex, RefusesByNameWhatItDoesNotEnforce) {
   for (const char* text : {"(?=a)b", "(?!a)b", "(?<=a)b", "(?i)a", "a\\b", "(a)\\1", "\\p{L}", "a++", "a^b", "a$b",
-                           "(^a)", "[[:alpha:]]"}) {
+                           "(^a)", "[[:alpha:]]", "[]a]", "[^]a]"}) {
     expect_refused(kRegex, text, IFAB_UNIMPLEMENTED, "not supported");
   }
   for (const char* text : {"(a", "a)", "[a", "a{2,1}", "*a", "a**", "\\x4", "[z-a]", "a{", "(?<n", "\\ud800"}) {
@@ -251,6 +251,167 @@ TEST(JsonSchema, RefusesWhatIsNoSchema) {
   }
   chain += R"("5000": {}}})";
   expect_refused(kSchema, chain, IFAB_INVALID_ARGUMENT, "deeply");
+}
+
+TEST(Regex, ClassesAreThoseOfEcma262) {
+  for (const char* space : {" ", "\t", "\v", "\xC2\xA0", "\xE1\x9A\x80", "\xE2\x80\x83", "\xE2\x80\xA8", "\xE2\x80\xA9",
+                            "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80", "\xEF\xBB\xBF"}) {
+    const std::string quoted = "\"" + std::string(space) + "\"";
+    expect_texts(kRegex, "\\s", {space}, {});
+    expect_texts(kRegex, "\\S", {}, {space});
+    expect_texts(kRegex, "[^\\s]", {}, {space});
+    expect_texts(kSchema, R"({"type": "string", "pattern": "^\\S$"})", {}, {quoted});
+  }
+  // Neighbours of the spaces, letters and digits beyond ASCII.
+  expect_texts(kRegex, "\\S{5}", {"\xE2\x80\x8B\xE2\x80\xA7\xE2\x80\xAA\xC2\x85x"}, {});
+  expect_texts(kRegex, "\\D\\W", {"\xD9\xA3\xC3\xA4"}, {"1\xC3\xA4", "a_"});
+  expect_texts(kRegex, ".", {"\xC2\x85"}, {"\n", "\r", "\xE2\x80\xA8", "\xE2\x80\xA9"});
+}
+
+TEST(JsonSchema, MembersThatAreOnlyRequiredAreAdditional) {
+  expect_refused(
+      kSchema,
+      R"({"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["a", "b"], "additionalProperties": false})",
+      IFAB_INVALID_ARGUMENT, "required[0]: \"a\" is not in properties");
+  expect_texts(kSchema, R"({"type": "object", "required": ["a"], "additionalProperties": {"type": "integer"}})",
+               {R"({"a": 1})"}, {"{}", R"({"a": "x"})", R"({"a": null})"});
+  expect_texts(kSchema,
+               R"({"properties": {"b": {"const": 2}}, "required": ["a"], "additionalProperties": {"const": 1}})",
+               {R"({"b": 2, "a": 1})", R"({"a": 1})"}, {R"({"b": 2, "a": 2})", R"({"b": 2})"});
+  expect_texts(kSchema, R"({"properties": {"b": {"const": 2}}, "required": ["b"], "additionalProperties": false})",
+               {R"({"b": 2})"}, {"{}"});
+  for (const char* unused : {R"({"properties": {"a": {}}, "additionalProperties": {"not": {}}})",
+                             R"({"required": ["a"], "additionalProperties": {"items": {"not": {}}}})",
+                             R"({"prefixItems": [true], "maxItems": 1, "items": {"not": {}}})"}) {
+    expect_refused(kSchema, unused, IFAB_UNIMPLEMENTED, "not: the keyword is not supported");
+  }
+}
+
+TEST(JsonSchema, EqualConstantsAreNotToldApartHoweverTheyAreWritten) {
+  for (const char* branches :
+       {R"({"const": 1}, {"const": 1.0})", R"({"const": 100}, {"enum": [2, 1e2]})", R"({"const": 0}, {"const": -0.0})",
+        R"({"const": {"a": 1, "b": [2]}}, {"const": {"b": [2.0], "a": 10e-1}})",
+        R"({"const": "\u0061"}, {"const": "a"})", R"({"type": "integer"}, {"const": 3.0})",
+        R"({"type": "object", "properties": {"k": {"const": 1}}, "required": ["k"]},
+           {"type": "object", "properties": {"k": {"const": 1.0}}, "required": ["k"]})"}) {
+    expect_refused(kSchema, "{\"oneOf\": [" + std::string(branches) + "]}", IFAB_UNIMPLEMENTED,
+                   "oneOf[1]: a schema that cannot be told apart from oneOf[0]");
+  }
+  expect_texts(kSchema, R"({"oneOf": [{"const": 1}, {"const": 10}, {"const": "1"}, {"type": "null"}]})",
+               {"1", "10", "\"1\"", "null"}, {"2"});
+  expect_texts(kSchema, R"({"oneOf": [{"type": "integer"}, {"const": 1.5}, {"type": "string", "enum": ["a", 1]}]})",
+               {"4", "1.5", "\"a\""}, {"2.5"});
+  // No member is common to the three; each pair differs in one.
+  expect_texts(kSchema, R"({"oneOf": [
+      {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 1}}, "required": ["a", "b"]},
+      {"type": "object", "properties": {"a": {"const": 2}, "c": {"const": 1}}, "required": ["a", "c"]},
+      {"type": "object", "properties": {"b": {"const": 2}, "c": {"const": 2}}, "required": ["b", "c"]}]})",
+               {R"({"a": 1, "b": 1})", R"({"a": 2, "c": 1})", R"({"b": 2, "c": 2})"}, {R"({"a": 1, "c": 1})"});
+}
+
+TEST(JsonSchema, BoundsAreExactOrRefused) {
+  expect_texts(kSchema, R"({"type": "integer", "minimum": 9007199254740993, "maximum": 9007199254740995})",
+               {"9007199254740993", "9007199254740995"}, {"9007199254740992", "9007199254740996"});
+  expect_texts(kSchema, R"({"type": "integer", "exclusiveMinimum": -99999999999999999, "maximum": -99999999999999998})",
+               {"-99999999999999998"}, {"-99999999999999999", "-99999999999999997"});
+  expect_texts(kSchema, R"({"type": "integer", "minimum": 999999999999999999, "maximum": 99999999999999999999999})",
+               {"999999999999999999"}, {"999999999999999998"});
+  expect_texts(kSchema, R"({"type": "integer", "maximum": 1e17})", {"100000000000000000"}, {"100000000000000001"});
+  expect_texts(kSchema, R"({"type": "integer", "minimum": 0.1e1, "exclusiveMaximum": 25e-1})", {"1", "2"}, {"0", "3"});
+  expect_texts(kSchema, R"({"type": "integer", "exclusiveMaximum": 17.00000000000000001})", {"16"}, {"17"});
+  expect_texts(kSchema, R"({"type": "number", "minimum": -1e300, "maximum": 9007199254740992})",
+               {"9007199254740992", "-0.5"}, {"9007199254740993"});
+  expect_refused(kSchema, R"({"type": "integer", "minimum": 99999999999999999999})", IFAB_INVALID_ARGUMENT,
+                 "18 digits");
+  expect_refused(kSchema, R"({"type": "integer", "maximum": 9007199254740993.0})", IFAB_UNIMPLEMENTED,
+                 "maximum: 9007199254740993.0 is not exact");
+  for (const char* bound : {"9007199254740993", "1000000000000000000", "1e16"}) {
+    expect_refused(kSchema, R"({"type": "number", "exclusiveMaximum": )" + std::string(bound) + "}", IFAB_UNIMPLEMENTED,
+                   "exclusiveMaximum: " + std::string(bound) + " is not exact");
+  }
+}
+
+TEST(JsonSchema, NoNumberIsReadAsTheBoundThatItLiesBelow) {
+  for (const auto& [low, high] :
+       {std::pair<int64_t, int64_t>{16, 17}, {0, 1}, {8191, 8192}, {99999999999998, 99999999999999}}) {
+    for (const int64_t sign : {1, -1}) {
+      const std::string closed = std::to_string(sign * low);
+      const std::string open = std::to_string(sign * high);
+      Automaton automaton(read_json_schema(
+          sign > 0 ? R"({"type": "number", "minimum": )" + closed + R"(, "exclusiveMaximum": )" + open + "}"
+                   : R"({"type": "number", "exclusiveMinimum": )" + open + R"(, "maximum": )" + closed + "}"));
+      std::string text = (sign < 0 ? "-" : "") + std::to_string(low) + ".";
+      int accepted = 0;
+      for (int digits = 1; digits <= 20; ++digits) {
+        text += '9';
+        if (!accepts(automaton, text)) continue;
+        ++accepted;
+        EXPECT_LT(std::abs(std::stod(text)), static_cast<double>(high)) << text;
+      }
+      EXPECT_GT(accepted, 0) << open;
+      EXPECT_FALSE(accepts(automaton, open));
+    }
+  }
+}
+
+TEST(JsonSchema, RefusesKeywordsOfTheWrongKind) {
+  const auto refused = [](std::string_view schema, std::string_view part) {
+    expect_refused(kSchema, schema, IFAB_INVALID_ARGUMENT, part);
+  };
+  refused(R"({"properties": {"a": {"required": "b"}}})",
+          "properties.a.required: expected a list of names, found \"b\"");
+  refused(R"({"required": ["a", 3]})", "required[1]: expected a name, found 3");
+  refused(R"({"properties": []})", "properties: expected an object of schemas, found list of 0 items");
+  refused(R"({"prefixItems": 3})", "prefixItems: expected a list, found 3");
+  refused(R"({"type": "null", "$defs": 7})", "expected an object of schemas, found 7");
+  refused(R"({"type": "string", "minimum": "3"})", "minimum: expected a number, found \"3\"");
+  refused(R"({"type": "null", "items": [{}]})", "items: expected a schema, found list of 1 item");
+  refused(R"({"type": "null", "additionalProperties": null})", "additionalProperties: expected a schema, found null");
+  refused(R"({"oneOf": {"type": "null"}})", "oneOf: expected a list, found object");
+  refused(R"({"enum": 1})", "enum: expected a list, found 1");
+  refused(R"({"type": 5})", "type: expected a type or a list of types, found 5");
+  refused(R"({"type": "string", "format": 5})", "format: expected a text, found 5");
+}
+
+TEST(JsonSchema, IsOneDocumentOfOneDialect) {
+  expect_texts(kSchema, R"({"$id": "https://example.org/a", "$schema": "https://json-schema.org/draft/2020-12/schema",
+                            "type": "object", "properties": {"$id": {"const": 1}}, "required": ["$id"]})",
+               {R"({"$id": 1})"}, {"{}"});
+  expect_refused(kSchema, R"({"properties": {"a": {"$id": "b", "type": "null"}}})", IFAB_UNIMPLEMENTED,
+                 "properties.a[\"$id\"]: the keyword is supported at the root only");
+  expect_refused(kSchema, R"({"$ref": "#/$defs/a/items", "$defs": {"a": {"$id": "b", "items": {}}}})",
+                 IFAB_UNIMPLEMENTED, "$id");
+  expect_refused(kSchema, R"({"$schema": "http://json-schema.org/draft-07/schema#", "type": "null"})",
+                 IFAB_UNIMPLEMENTED, "draft-07");
+}
+
+TEST(JsonSchema, WholeNumbersAreIntegersHoweverTheyAreWritten) {
+  expect_texts(kSchema, R"({"type": "integer", "enum": [1e2, 2.50, 3.0, 40e-1]})", {"1e2", "3.0", "40e-1"}, {"2.50"});
+  expect_refused(kSchema, R"({"type": "integer", "enum": [1.5, 1e-2]})", IFAB_INVALID_ARGUMENT, "no value of the type");
+}
+
+TEST(JsonSchema, SchemasAreToldApartInBoundedTime) {
+  const auto start = std::chrono::steady_clock::now();
+  std::string branches;
+  for (int i = 0; i < 8000; ++i) {
+    branches += (i == 0 ? R"({"enum": [)" : i % 200 == 0 ? R"(]}, {"enum": [)" : ", ") + std::to_string(i);
+  }
+  expect_texts(kSchema, "{\"oneOf\": [" + branches + "]}]}", {"0", "7999"}, {"8000"});
+  expect_refused(kSchema, "{\"oneOf\": [" + branches + ", 7.0]}]}", IFAB_UNIMPLEMENTED,
+                 "oneOf[39]: a schema that cannot be told apart from oneOf[0]");
+  // Sixty schemas of the same two thousand constants, written once.
+  std::string union_of(R"({"type": "object", "required": ["k"], "properties": {"k": {"$ref": "#/$defs/k"}}})");
+  for (int i = 1; i < 60; ++i)
+    union_of += R"(, {"type": "object", "required": ["k"], "properties": {"k": {"$ref": "#/$defs/k"}}})";
+  std::string values = "0";
+  for (int i = 1; i < 2000; ++i) values += "," + std::to_string(i);
+  expect_refused(kSchema,
+                 "{\"$defs\": {\"k\": {\"enum\": [" + values + "]}}, \"anyOf\": [{\"oneOf\": [" + union_of + "]}]}",
+                 IFAB_INVALID_ARGUMENT, "oneOf: 7203660 steps");
+  std::string pattern;
+  while (pattern.size() < 1'000'000) pattern += "a{9999}";
+  expect_refused(kRegex, pattern, IFAB_INVALID_ARGUMENT, "large");
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
 // ---- Bounds

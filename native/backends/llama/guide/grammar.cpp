@@ -4,21 +4,32 @@
 #include <algorithm>
 
 namespace ifab::guide {
+namespace {
+
+[[noreturn]] void refuse_size() {
+  throw GuideError("the guide is too large: more than " + std::to_string(GrammarBuilder::kMostElements) + " places");
+}
+
+}  // namespace
 
 Element GrammarBuilder::rule() {
-  if (grammar_->rules_.size() >= kMostElements) throw GuideError("the guide is too large");
+  if (grammar_->rules_.size() >= kMostElements) refuse_size();
   grammar_->rules_.emplace_back();
   return {Element::Kind::kRule, static_cast<uint32_t>(grammar_->rules_.size() - 1)};
 }
 
 void GrammarBuilder::add(Element rule, Sequence alternative) {
   std::vector<Element>& elements = grammar_->elements_;
-  if (elements.size() + alternative.size() + 1 > kMostElements) {
-    throw GuideError("the guide is too large: more than " + std::to_string(kMostElements) + " places");
-  }
+  if (elements.size() + alternative.size() + 1 > kMostElements) refuse_size();
   grammar_->rules_[rule.value].push_back(static_cast<uint32_t>(elements.size()));
-  append(elements, alternative);
+  elements.insert(elements.end(), alternative.begin(), alternative.end());
   elements.push_back({});
+}
+
+void GrammarBuilder::append(Sequence& to, const Sequence& from) {
+  // Repetitions behind each other fill the memory before any of it is added.
+  if (to.size() + from.size() > kMostElements) refuse_size();
+  to.insert(to.end(), from.begin(), from.end());
 }
 
 Element GrammarBuilder::choice(std::vector<Sequence> alternatives) {

@@ -103,7 +103,7 @@ class GrammarBuilder {
 
   Element bytes(const ByteSet& set);
   Element byte(uint8_t value);
-  static void append(Sequence& to, const Sequence& from) { to.insert(to.end(), from.begin(), from.end()); }
+  static void append(Sequence& to, const Sequence& from);
   Sequence text(std::string_view utf8);
   // One character of a set, as its UTF-8 bytes.
   Element characters(const CharacterSet& set);

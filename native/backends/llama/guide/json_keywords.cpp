@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
+#include <initializer_list>
 
+#include "decimal.h"
 #include "grammar.h"
 #include "json_text.h"
 
@@ -77,49 +78,118 @@ const Value* follow(const Value& root, std::string_view pointer) {
       next = index < at->items().size() ? &at->items()[index] : nullptr;
     }
     if (next == nullptr) return nullptr;
+    if (const Value* id = next->find("$id"); id != nullptr && id->is(Value::Kind::kText)) {
+      throw GuideError("$ref: a place inside a schema with an $id of its own is not supported", IFAB_UNIMPLEMENTED);
+    }
     at = next;
     pointer.remove_prefix(end);
   }
   return at;
 }
 
-// The values of enum or const; nothing where there is neither.
-std::optional<std::vector<std::string>> constants(const Value& schema) {
-  std::vector<std::string> out;
-  if (const Value* one = schema.find("const")) {
-    out.push_back(json_of(*one));
-  } else if (const Value* several = schema.find("enum")) {
-    for (const Value& value : several->items()) out.push_back(json_of(value));
-  } else {
-    return std::nullopt;
+// What a keyword's value is, whether or not the type of the schema makes it count.
+enum class Shape { kAny, kText, kBoolean, kNumber, kList, kTexts, kObject, kSchema, kType };
+
+struct Shaped {
+  std::string_view keyword;
+  Shape shape;
+};
+constexpr std::array<Shaped, 34> kShapes{{{"type", Shape::kType},
+                                          {"enum", Shape::kList},
+                                          {"properties", Shape::kObject},
+                                          {"required", Shape::kTexts},
+                                          {"additionalProperties", Shape::kSchema},
+                                          {"items", Shape::kSchema},
+                                          {"prefixItems", Shape::kList},
+                                          {"minItems", Shape::kNumber},
+                                          {"maxItems", Shape::kNumber},
+                                          {"minLength", Shape::kNumber},
+                                          {"maxLength", Shape::kNumber},
+                                          {"pattern", Shape::kText},
+                                          {"format", Shape::kText},
+                                          {"minimum", Shape::kNumber},
+                                          {"maximum", Shape::kNumber},
+                                          {"exclusiveMinimum", Shape::kNumber},
+                                          {"exclusiveMaximum", Shape::kNumber},
+                                          {"anyOf", Shape::kList},
+                                          {"oneOf", Shape::kList},
+                                          {"allOf", Shape::kList},
+                                          {"$ref", Shape::kText},
+                                          {"title", Shape::kText},
+                                          {"description", Shape::kText},
+                                          {"examples", Shape::kList},
+                                          {"deprecated", Shape::kBoolean},
+                                          {"readOnly", Shape::kBoolean},
+                                          {"writeOnly", Shape::kBoolean},
+                                          {"$schema", Shape::kText},
+                                          {"$id", Shape::kText},
+                                          {"$comment", Shape::kText},
+                                          {"$defs", Shape::kObject},
+                                          {"definitions", Shape::kObject},
+                                          {"$anchor", Shape::kText},
+                                          {"uniqueItems", Shape::kBoolean}}};
+
+void check_kind(const Value& value, const std::string& path, std::initializer_list<Value::Kind> kinds,
+                const char* expected) {
+  if (std::find(kinds.begin(), kinds.end(), value.kind()) != kinds.end()) return;
+  throw GuideError(path + ": expected " + expected + ", found " + render(value));
+}
+
+void check_shape(const Value& value, std::string_view keyword, const std::string& path) {
+  using Kind = Value::Kind;
+  const auto* known =
+      std::find_if(kShapes.begin(), kShapes.end(), [&](const Shaped& s) { return s.keyword == keyword; });
+  switch (known == kShapes.end() ? Shape::kAny : known->shape) {
+    case Shape::kAny:
+      return;
+    case Shape::kText:
+      return check_kind(value, path, {Kind::kText}, "a text");
+    case Shape::kBoolean:
+      return check_kind(value, path, {Kind::kBoolean}, "true or false");
+    case Shape::kNumber:
+      return check_kind(value, path, {Kind::kInteger, Kind::kHugeInteger, Kind::kReal}, "a number");
+    case Shape::kList:
+      return check_kind(value, path, {Kind::kList}, "a list");
+    case Shape::kTexts:
+      check_kind(value, path, {Kind::kList}, "a list of names");
+      for (size_t i = 0; i < value.items().size(); ++i) {
+        check_kind(value.items()[i], item_path(path, i), {Kind::kText}, "a name");
+      }
+      return;
+    case Shape::kObject:
+      return check_kind(value, path, {Kind::kObject}, "an object of schemas");
+    case Shape::kSchema:
+      return check_kind(value, path, {Kind::kObject, Kind::kBoolean}, "a schema");
+    case Shape::kType:
+      return check_kind(value, path, {Kind::kText, Kind::kList}, "a type or a list of types");
   }
-  return out;
 }
 
-bool disjoint_constants(const Value& a, const Value& b) {
-  const auto left = constants(a);
-  const auto right = constants(b);
-  if (!left || !right) return false;
-  return std::none_of(left->begin(), left->end(), [&](const std::string& value) {
-    return std::find(right->begin(), right->end(), value) != right->end();
-  });
-}
-
-bool requires_member(const Value& schema, const std::string& name) {
-  const Value* required = schema.find("required");
-  return required != nullptr && std::any_of(required->items().begin(), required->items().end(),
-                                            [&](const Value& item) { return item.text() == name; });
+// A schema with an identifier of its own is a document of its own: references in it would start from there. Other
+// dialects give some of these keywords other meanings.
+void check_identity(const Value& schema, const std::string& path) {
+  static constexpr std::string_view kDialect = "https://json-schema.org/draft/2020-12/schema";
+  if (!path.empty() && schema.find("$id") != nullptr) {
+    throw GuideError(member_path(path, "$id") + ": the keyword is supported at the root only", IFAB_UNIMPLEMENTED);
+  }
+  const Value* dialect = schema.find("$schema");
+  if (dialect == nullptr || dialect->text() == kDialect || dialect->text() == std::string(kDialect) + "#") return;
+  throw GuideError(
+      member_path(path, "$schema") + ": " + render(*dialect) + " is not supported, only " + std::string(kDialect),
+      IFAB_UNIMPLEMENTED);
 }
 
 }  // namespace
 
 void check_keywords(const Value& schema, const std::string& path) {
   for (const Value::Member& member : schema.members()) {
+    check_shape(member.value, member.key, member_path(path, member.key));
     if (among(kEnforced, member.key) || among(kAnnotations, member.key)) continue;
     // Forms of these that constrain nothing.
     if (member.key == "uniqueItems" && member.value.is(Value::Kind::kBoolean) && !member.value.boolean()) continue;
     throw GuideError(member_path(path, member.key) + ": the keyword is not supported", IFAB_UNIMPLEMENTED);
   }
+  check_identity(schema, path);
 }
 
 void refuse_beside(const Value& schema, const std::string& path, std::string_view with,
@@ -155,7 +225,7 @@ unsigned type_of_value(const Value& value) {
     case Value::Kind::kHugeInteger:
       return kIntegerType;
     case Value::Kind::kReal:
-      return kNumberType;
+      return Decimal(value.text()).whole() ? kIntegerType : kNumberType;
     case Value::Kind::kText:
       return kStringType;
     case Value::Kind::kList:
@@ -180,29 +250,6 @@ const Value& resolve(const Value& root, const Value& schema, const std::string& 
     at = next;
   }
   return *at;
-}
-
-bool told_apart(const Value& root, const Value& a, const Value& b) {
-  const std::string nowhere;
-  const Value& left = resolve(root, a, nowhere);
-  const Value& right = resolve(root, b, nowhere);
-  if (!left.is(Value::Kind::kObject) || !right.is(Value::Kind::kObject)) return false;
-  for (const std::string_view keyword : {"anyOf", "oneOf", "allOf"}) {
-    if (left.find(keyword) != nullptr || right.find(keyword) != nullptr) return false;
-  }
-  if (disjoint_constants(left, right)) return true;
-  // Types are only sure where they are named: without `type` a schema is valid for values that it does not speak of.
-  if (left.find("type") == nullptr || right.find("type") == nullptr) return false;
-  const unsigned common = types_of(left, "") & types_of(right, "");
-  if (common == 0) return true;
-  const Value* members = left.find("properties");
-  const Value* others = right.find("properties");
-  if (common != kObjectType || members == nullptr || others == nullptr) return false;
-  return std::any_of(members->members().begin(), members->members().end(), [&](const Value::Member& member) {
-    const Value* other = others->find(member.key);
-    return other != nullptr && requires_member(left, member.key) && requires_member(right, member.key) &&
-           disjoint_constants(member.value, *other);
-  });
 }
 
 std::string json_of(const Value& value) {

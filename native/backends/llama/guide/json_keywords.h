@@ -23,7 +23,8 @@ enum JsonType : unsigned {
   kEveryType = 127,
 };
 
-// Refuses, by name, every keyword that this reader neither enforces nor may read over. Throws GuideError.
+// Refuses, by name, every keyword that this reader neither enforces nor may read over, values of the wrong kind, and
+// what makes a schema a document or a dialect of its own. Throws GuideError.
 void check_keywords(const Value& schema, const std::string& path);
 // Refuses keywords that constrain, other than those of `allowed`, where `with` leaves no room for them.
 void refuse_beside(const Value& schema, const std::string& path, std::string_view with,
@@ -31,15 +32,13 @@ void refuse_beside(const Value& schema, const std::string& path, std::string_vie
 
 // The types that `type` names, or that the other keywords speak of, or every type. Throws GuideError.
 unsigned types_of(const Value& schema, const std::string& path);
+// Numbers are of kIntegerType where they are whole, however they are written.
 unsigned type_of_value(const Value& value);
 
 // What `$ref` points at. Throws GuideError where it leaves the document, points at nothing or at itself.
 const Value& resolve(const Value& root, const Value& schema, const std::string& path);
 
-// Whether no value can be valid under both: other types, other constants, or a required member with other constants.
-bool told_apart(const Value& root, const Value& a, const Value& b);
-
-// A value as compact JSON. `path` is where a number stands that cannot be written.
+// A value as compact JSON, numbers as they were written.
 std::string json_of(const Value& value);
 
 }  // namespace ifab::guide

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "decimal.h"
 #include "document.h"
+#include "json_apart.h"
 #include "json_keywords.h"
 #include "json_text.h"
 
@@ -19,7 +21,7 @@ constexpr int kDeepestSchema = 200;
 
 class SchemaReader {
  public:
-  explicit SchemaReader(const Value& root) : root_(root) {}
+  explicit SchemaReader(const Value& root) : root_(root), apart_(root) {}
 
   std::shared_ptr<const Grammar> read() { return builder_.finish(value(root_, "")); }
 
@@ -79,7 +81,6 @@ class SchemaReader {
     const std::string_view keyword = one != nullptr ? "const" : "enum";
     refuse_beside(schema, path, keyword, {"type"});
     const Value& given = schema.at(keyword);
-    if (one == nullptr && !given.is(Value::Kind::kList)) fail(member_path(path, keyword), "expected a list of values");
     std::vector<Value> values;
     if (one != nullptr) {
       values.push_back(given);
@@ -101,18 +102,9 @@ class SchemaReader {
     if (keyword == "allOf" && items.size() > 1) {
       throw GuideError(path + ": more than one schema is not supported", IFAB_UNIMPLEMENTED);
     }
-    if (keyword == "oneOf") {
-      for (size_t i = 0; i < items.size(); ++i) {
-        for (size_t k = 0; k < i; ++k) {
-          if (told_apart(root_, items[i], items[k])) continue;
-          throw GuideError(item_path(path, i) + ": a schema that cannot be told apart from " + item_path(path, k) +
-                               " by type, constants or a required constant member is not supported",
-                           IFAB_UNIMPLEMENTED);
-        }
-      }
-    }
     std::vector<Sequence> out;
     for (size_t i = 0; i < items.size(); ++i) out.push_back({value(items[i], item_path(path, i))});
+    if (keyword == "oneOf") apart_.check(items, path);
     return out;
   }
 
@@ -133,48 +125,72 @@ class SchemaReader {
     return static_cast<uint32_t>(real);
   }
 
+  // The stricter of a bound and its exclusive twin.
   struct Bound {
-    std::optional<double> value;
+    std::string keyword;
+    const Value* given = nullptr;  // null where there is no bound
+    std::optional<Decimal> exact;
     bool open = false;
+
+    bool excludes(int64_t whole) const {
+      // A validator that reads the bound as a double excludes what the double excludes.
+      return open && (*exact == Decimal(std::to_string(whole)) ||
+                      (given->is(Value::Kind::kReal) && given->real() == static_cast<double>(whole)));
+    }
   };
 
-  std::optional<double> number_at(const Value& schema, std::string_view keyword, const std::string& path) {
-    const Value* found = schema.find(keyword);
-    if (found == nullptr) return std::nullopt;
-    if (found->is(Value::Kind::kInteger) || found->is(Value::Kind::kReal)) return found->real();
-    fail(member_path(path, keyword), "expected a number, found " + render(*found));
+  // `sign` is 1 for lower bounds, -1 for upper ones.
+  static Bound bound(const Value& schema, std::string_view keyword, std::string_view exclusive, int sign) {
+    Bound out;
+    for (const std::string_view name : {keyword, exclusive}) {
+      const Value* found = schema.find(name);
+      if (found == nullptr) continue;
+      const Decimal exact(json_of(*found));
+      const bool open = name == exclusive;
+      if (out.exact && (sign > 0 ? exact < *out.exact : exact > *out.exact)) continue;
+      out = {std::string(name), found, exact, open};
+    }
+    return out;
   }
 
-  // The stricter of a bound and its exclusive twin. `sign` is 1 for lower bounds, -1 for upper ones.
-  Bound bound(const Value& schema, std::string_view keyword, std::string_view exclusive, double sign,
-              const std::string& path) {
-    const std::optional<double> closed = number_at(schema, keyword, path);
-    const std::optional<double> open = number_at(schema, exclusive, path);
-    if (open && (!closed || *open * sign >= *closed * sign)) return {open, true};
-    return {closed, false};
+  // The least or the largest whole number within a bound. Throws GuideError where a reader of doubles would take the
+  // bound for another: of `number`, every value is such a double; of `integer`, only bounds that are written as one.
+  static std::optional<int64_t> whole_bound(const Bound& bound, int sign, bool of_number, const std::string& path) {
+    if (!bound.exact) return std::nullopt;
+    constexpr int64_t kMostExact = int64_t{1} << 53;
+    const int64_t nearest = sign > 0 ? bound.exact->ceil() : bound.exact->floor();
+    // Beyond all that is written, where it does not matter how it is read.
+    if (*bound.exact >= Decimal("1e19") || *bound.exact <= Decimal("-1e19")) return nearest;
+    bool exact = -kMostExact <= nearest && nearest <= kMostExact;
+    if (!exact && !of_number) {
+      exact = !bound.given->is(Value::Kind::kReal) || Decimal(std::to_string(bound.given->real())) == *bound.exact;
+    }
+    if (!exact) {
+      throw GuideError(member_path(path, bound.keyword) + ": " + render(*bound.given) +
+                           " is not exact as a double, at most " + std::to_string(kMostExact) + " is supported",
+                       IFAB_UNIMPLEMENTED);
+    }
+    return bound.excludes(nearest) ? nearest + sign : nearest;
   }
 
   Element integer(const Value& schema, const std::string& path) {
-    const Bound low = bound(schema, "minimum", "exclusiveMinimum", 1, path);
-    const Bound high = bound(schema, "maximum", "exclusiveMaximum", -1, path);
-    constexpr double kMost = 1e18;
-    std::optional<int64_t> least;
-    std::optional<int64_t> most;
-    if (low.value) {
-      const double whole = std::clamp(std::ceil(*low.value), -kMost, kMost);
-      least = static_cast<int64_t>(whole) + (low.open && whole == *low.value ? 1 : 0);
-    }
-    if (high.value) {
-      const double whole = std::clamp(std::floor(*high.value), -kMost, kMost);
-      most = static_cast<int64_t>(whole) - (high.open && whole == *high.value ? 1 : 0);
-    }
+    const auto least = whole_bound(bound(schema, "minimum", "exclusiveMinimum", 1), 1, false, path);
+    const auto most = whole_bound(bound(schema, "maximum", "exclusiveMaximum", -1), -1, false, path);
     return at(path, [&] { return text_.integer(least, most); });
   }
 
   Element number(const Value& schema, const std::string& path) {
-    const Bound low = bound(schema, "minimum", "exclusiveMinimum", 1, path);
-    const Bound high = bound(schema, "maximum", "exclusiveMaximum", -1, path);
-    return at(path, [&] { return text_.number(low.value, low.open, high.value, high.open); });
+    const Bound low = bound(schema, "minimum", "exclusiveMinimum", 1);
+    const Bound high = bound(schema, "maximum", "exclusiveMaximum", -1);
+    const auto least = whole_bound(low, 1, true, path);
+    const auto most = whole_bound(high, -1, true, path);
+    if (!least && !most) return text_.any_number();
+    return at(path, [&] {
+      return text_.number({.first = least.value_or(-Decimal::kFar),
+                           .last = most.value_or(Decimal::kFar),
+                           .lower = low.exact ? low.exact->ceil() : -Decimal::kFar,
+                           .upper = high.exact ? high.exact->floor() : Decimal::kFar});
+    });
   }
 
   Element string(const Value& schema, const std::string& path) {
@@ -187,7 +203,6 @@ class SchemaReader {
                        IFAB_UNIMPLEMENTED);
     }
     if (pattern != nullptr) {
-      if (!pattern->is(Value::Kind::kText)) fail(member_path(path, "pattern"), "expected a text");
       return at(member_path(path, "pattern"), [&] { return text_.string_like(pattern->text()); });
     }
     if (format != nullptr) {
@@ -207,6 +222,15 @@ class SchemaReader {
     }
   }
 
+  // What a keyword allows for the values that no other names; nothing where it is false. It is read even where no such
+  // value is written, so that nothing in it is read over.
+  std::optional<Element> value_or_none(const Value& schema, std::string_view keyword, const std::string& path) {
+    const Value* given = schema.find(keyword);
+    if (given == nullptr) return text_.any_value();
+    if (given->is(Value::Kind::kBoolean) && !given->boolean()) return std::nullopt;
+    return value(*given, member_path(path, keyword));
+  }
+
   // ---- Arrays
 
   Element array(const Value& schema, const std::string& path) {
@@ -219,10 +243,9 @@ class SchemaReader {
         first.push_back(value(prefix->items()[i], item_path(at_prefix, i)));
       }
     }
-    const Value* rest = schema.find("items");
-    const bool none_more = rest != nullptr && rest->is(Value::Kind::kBoolean) && !rest->boolean();
+    const std::optional<Element> rest = value_or_none(schema, "items", path);
     uint32_t most = given_most.value_or(GrammarBuilder::kUnbounded);
-    if (none_more) most = std::min(most, static_cast<uint32_t>(first.size()));
+    if (!rest) most = std::min(most, static_cast<uint32_t>(first.size()));
     if (most < least) fail(path, "minItems leaves no array");
     if (first.size() > most) first.resize(most);
     const auto fixed = static_cast<uint32_t>(first.size());
@@ -230,7 +253,7 @@ class SchemaReader {
     // behind_[i]: what follows i items.
     Element behind = builder_.rule();
     if (fixed < most) {
-      const Element item = rest != nullptr ? value(*rest, member_path(path, "items")) : text_.any_value();
+      const Element item = *rest;
       const uint32_t still = least > fixed ? least - fixed : 0;
       const uint32_t open = most == GrammarBuilder::kUnbounded ? most : most - fixed;
       if (still == 0) builder_.add(behind, closing("]", fixed > 0));
@@ -277,29 +300,32 @@ class SchemaReader {
 
   Element object(const Value& schema, const std::string& path) {
     std::vector<Property> properties;
-    std::vector<std::string> names;
+    std::map<std::string_view, size_t> places;
+    const std::optional<Element> other = value_or_none(schema, "additionalProperties", path);
     if (const Value* given = schema.find("properties")) {
       for (const Value::Member& property : given->members()) {
-        names.push_back(property.key);
+        places.emplace(property.key, properties.size());
         const Element key = builder_.choice({builder_.text(JsonText::quoted(property.key))});
         properties.push_back(
             {member(key, value(property.value, member_path(member_path(path, "properties"), property.key)))});
       }
     }
     if (const Value* required = schema.find("required")) {
-      for (const Value& name : required->items()) {
-        if (!name.is(Value::Kind::kText)) fail(member_path(path, "required"), "expected a list of names");
-        const auto known = std::find(names.begin(), names.end(), name.text());
-        if (known == names.end()) {
-          names.push_back(name.text());
-          const Element key = builder_.choice({builder_.text(JsonText::quoted(name.text()))});
-          properties.push_back({member(key, text_.any_value()), true});
-        } else {
-          properties[static_cast<size_t>(known - names.begin())].required = true;
+      for (size_t i = 0; i < required->items().size(); ++i) {
+        const std::string& name = required->items()[i].text();
+        const auto [known, added] = places.emplace(name, properties.size());
+        if (!added) {
+          properties[known->second].required = true;
+          continue;
         }
+        if (!other)
+          fail(item_path(member_path(path, "required"), i),
+               render_text(name) + " is not in properties, and additionalProperties is false");
+        const Element key = builder_.choice({builder_.text(JsonText::quoted(name))});
+        properties.push_back({member(key, *other), true});
       }
     }
-    return properties.empty() ? free_object(schema, path) : fixed_object(properties);
+    return properties.empty() ? free_object(other) : fixed_object(properties);
   }
 
   // Members in order. rest[0] is what may follow where no member stands yet, rest[1] where one does.
@@ -322,15 +348,10 @@ class SchemaReader {
   }
 
   // No member is named: members of any name, with the values that additionalProperties allows.
-  Element free_object(const Value& schema, const std::string& path) {
-    const Value* additional = schema.find("additionalProperties");
+  Element free_object(const std::optional<Element>& of) {
     Sequence empty{builder_.byte('{'), text_.space(), builder_.byte('}')};
-    if (additional != nullptr && additional->is(Value::Kind::kBoolean) && !additional->boolean()) {
-      return builder_.choice({empty});
-    }
-    const Element of =
-        additional != nullptr ? value(*additional, member_path(path, "additionalProperties")) : text_.any_value();
-    const Element one = member(text_.string(0, GrammarBuilder::kUnbounded), of);
+    if (!of) return builder_.choice({empty});
+    const Element one = member(text_.string(0, GrammarBuilder::kUnbounded), *of);
     Sequence filled{builder_.byte('{'), text_.space(), one};
     GrammarBuilder::append(filled, builder_.repeat(next(one, true), 0, GrammarBuilder::kUnbounded));
     GrammarBuilder::append(filled, closing("}", true));
@@ -338,6 +359,7 @@ class SchemaReader {
   }
 
   const Value& root_;
+  Apart apart_;
   GrammarBuilder builder_;
   JsonText text_{builder_};
   std::map<const Value*, Element> rules_;

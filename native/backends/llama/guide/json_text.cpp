@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <tuple>
 
 #include "regex.h"
@@ -12,6 +11,9 @@ namespace ifab::guide {
 namespace {
 
 constexpr int64_t kMostInteger = 999'999'999'999'999'999;  // 18 digits
+// Two numbers of so many digits are never the same double (DBL_DIG), so that none is read as the bound next to it.
+constexpr uint32_t kExactDigits = 15;
+constexpr int64_t kMostWithFraction = 99'999'999'999'999;  // one digit less: at least one is behind the point
 
 struct Escape {
   uint32_t point;
@@ -141,9 +143,8 @@ Sequence JsonText::same_length(std::string_view low, std::string_view high) {
   return {builder_.choice(std::move(alternatives))};
 }
 
-// Adds `before`, a number between two bounds, `behind`: one alternative for each number of digits.
-void JsonText::add_magnitudes(Element rule, const Sequence& before, uint64_t least, uint64_t most,
-                              const Sequence& behind) {
+// Adds `before` and a number between two bounds: one alternative for each number of digits.
+void JsonText::add_magnitudes(Element rule, const Sequence& before, uint64_t least, uint64_t most, bool with_fraction) {
   uint64_t low = least;
   while (low <= most) {
     const std::string low_text = std::to_string(low);
@@ -151,7 +152,9 @@ void JsonText::add_magnitudes(Element rule, const Sequence& before, uint64_t lea
     const uint64_t high = std::min<uint64_t>(most, std::stoull(nines));
     Sequence out = before;
     GrammarBuilder::append(out, same_length(low_text, std::to_string(high)));
-    GrammarBuilder::append(out, behind);
+    if (with_fraction) {
+      GrammarBuilder::append(out, fraction(kExactDigits - static_cast<uint32_t>(low_text.size())));
+    }
     builder_.add(rule, std::move(out));
     low = high + 1;
   }
@@ -163,17 +166,17 @@ Element JsonText::integer(std::optional<int64_t> least, std::optional<int64_t> m
   if (low > high) throw GuideError("no whole number of at most 18 digits lies within its bounds");
   const Element rule = builder_.rule();
   if (high >= 0)
-    add_magnitudes(rule, {}, static_cast<uint64_t>(std::max<int64_t>(low, 0)), static_cast<uint64_t>(high), {});
+    add_magnitudes(rule, {}, static_cast<uint64_t>(std::max<int64_t>(low, 0)), static_cast<uint64_t>(high), false);
   if (low < 0) {
     const int64_t nearest = std::max<int64_t>(1, -high);
-    add_magnitudes(rule, builder_.text("-"), static_cast<uint64_t>(nearest), static_cast<uint64_t>(-low), {});
+    add_magnitudes(rule, builder_.text("-"), static_cast<uint64_t>(nearest), static_cast<uint64_t>(-low), false);
   }
   return rule;
 }
 
-Sequence JsonText::fraction() {
+Sequence JsonText::fraction(uint32_t most) {
   Sequence out = builder_.text(".");
-  out.push_back(digits(1, 15));
+  out.push_back(digits(1, most));
   return out;
 }
 
@@ -189,28 +192,19 @@ Element JsonText::from_regex(std::string_view expression) {
 
 // Whole numbers within the bounds, and n.f for every n such that all of n.0 to n.999 lies within them. Digits behind
 // the point that only some n allow are left out, which makes the text a little poorer and never wrong.
-Element JsonText::number(std::optional<double> least, bool least_open, std::optional<double> most, bool most_open) {
-  if (!least && !most) return any_number();
-  constexpr auto kMost = static_cast<double>(kMostInteger);
-  const double low = std::clamp(least.value_or(-kMost), -kMost, kMost);
-  const double high = std::clamp(most.value_or(kMost), -kMost, kMost);
-  // The whole numbers within the bounds.
-  const auto first = static_cast<int64_t>(std::ceil(low)) + (least_open && std::ceil(low) == low ? 1 : 0);
-  const auto last = static_cast<int64_t>(std::floor(high)) - (most_open && std::floor(high) == high ? 1 : 0);
+Element JsonText::number(const WholeBounds& bounds) {
   std::vector<Sequence> alternatives;
-  if (first <= last) alternatives.push_back({integer(first, last)});
-  const Element rule = builder_.rule();
-  bool any = false;
+  if (bounds.first <= bounds.last) alternatives.push_back({integer(bounds.first, bounds.last)});
   const auto add = [&](const Sequence& before, int64_t from, int64_t to) {
-    if (from > to) return;
-    any = true;
-    add_magnitudes(rule, before, static_cast<uint64_t>(from), static_cast<uint64_t>(to), fraction());
+    const int64_t most = std::min(to, kMostWithFraction);
+    if (from > most) return;
+    const Element rule = builder_.rule();
+    add_magnitudes(rule, before, static_cast<uint64_t>(from), static_cast<uint64_t>(most), true);
+    alternatives.push_back({rule});
   };
-  add({}, std::max<int64_t>(first, 0), static_cast<int64_t>(std::floor(high)) - 1);
-  add(builder_.text("-"), std::max<int64_t>(-last, 0), -static_cast<int64_t>(std::ceil(low)) - 1);
-  if (any) alternatives.push_back({rule});
+  add({}, std::max<int64_t>(bounds.first, 0), bounds.upper - 1);
+  add(builder_.text("-"), std::max<int64_t>(-bounds.last, 0), -bounds.lower - 1);
   if (alternatives.empty()) throw GuideError("its bounds leave no number that can be written", IFAB_UNIMPLEMENTED);
-  if (!any) builder_.add(rule, {});  // unused, but no rule may be without alternatives
   return builder_.choice(std::move(alternatives));
 }
 

@@ -13,7 +13,8 @@ namespace ifab::guide {
 // The pieces that JSON documents are written of. One for each grammar; pieces are made once and shared.
 //
 // What is written is a little less than what JSON allows, so that a sample cannot fill itself with it: at most a line
-// end and sixteen blanks at a time between pieces, integers of at most 18 digits, and 15 digits behind a point.
+// end and sixteen blanks at a time between pieces, integers of at most 18 digits, and 15 digits behind a point; where a
+// number has a bound, a fraction makes it no longer than 15 digits.
 class JsonText {
  public:
   explicit JsonText(GrammarBuilder& builder) : builder_(builder) {}
@@ -30,8 +31,15 @@ class JsonText {
   // Whole numbers between two bounds, both included. Throws GuideError where there are none.
   Element integer(std::optional<int64_t> least, std::optional<int64_t> most);
   Element any_number();
-  // Numbers between two bounds. `least_open` and `most_open`: the bound itself is excluded.
-  Element number(std::optional<double> least, bool least_open, std::optional<double> most, bool most_open);
+  // Numbers between two bounds, by the whole numbers next to them.
+  struct WholeBounds {
+    int64_t first;  // the least whole number within the bounds
+    int64_t last;   // the largest
+    int64_t lower;  // the least, were a whole bound itself included
+    int64_t upper;  // the largest, likewise
+  };
+  // Throws GuideError where none can be written.
+  Element number(const WholeBounds& bounds);
   Element any_value();
   // The text of a string value, in quotes.
   static std::string quoted(std::string_view value);
@@ -41,8 +49,8 @@ class JsonText {
   Element digit_between(char first, char last);
   // Digit strings of one length, between two of that length.
   Sequence same_length(std::string_view low, std::string_view high);
-  void add_magnitudes(Element rule, const Sequence& before, uint64_t least, uint64_t most, const Sequence& behind);
-  Sequence fraction();
+  void add_magnitudes(Element rule, const Sequence& before, uint64_t least, uint64_t most, bool with_fraction);
+  Sequence fraction(uint32_t most);
   Element written(const CharacterSet& set);
   Element from_regex(std::string_view expression);
 

@@ -10,7 +10,9 @@ namespace {
 
 const CharacterSet kDigits{{'0', '9'}};
 const CharacterSet kWord{{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
-const CharacterSet kSpace{{'\t', '\r'}, {' ', ' '}};
+// WhiteSpace and LineTerminator of ECMA-262: the spaces of Unicode (category Zs), the byte order mark, line ends.
+const CharacterSet kSpace{{'\t', '\r'},     {' ', ' '},       {0xA0, 0xA0},     {0x1680, 0x1680}, {0x2000, 0x200A},
+                          {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
 const CharacterSet kLineEnds{{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 
 class RegexReader {
@@ -117,10 +119,10 @@ class RegexReader {
   CharacterSet read_class() {
     const bool inverse = reader_.take("^");
     CharacterSet set;
-    bool first = true;
-    while (first || reader_.peek() != ']') {
+    // Nothing, or anything, to ECMA-262; the bracket itself to others.
+    if (reader_.peek() == ']') reader_.unsupported("a class that begins with ]");
+    while (reader_.peek() != ']') {
       if (reader_.at("[:") || reader_.at("&&")) reader_.unsupported("a class inside a class");
-      first = false;
       const CharacterSet low = class_item();
       const bool range = reader_.peek() == '-' && reader_.peek(1) != ']';
       if (range && low.size() == 1 && low[0].first == low[0].last) {
