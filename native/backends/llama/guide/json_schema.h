@@ -16,7 +16,9 @@ namespace ifab::guide {
 // Enforced: type, enum, const, properties, required, additionalProperties, items, prefixItems, minItems, maxItems,
 // minLength, maxLength, pattern, format (date, time, date-time, uuid, ipv4), minimum, maximum, exclusiveMinimum,
 // exclusiveMaximum, anyOf, oneOf (of schemas that can be told apart), allOf (of one), $ref within the document. Any
-// other keyword that constrains is refused with IFAB_UNIMPLEMENTED and its name, never read over. Throws GuideError.
+// other keyword that constrains is refused with IFAB_UNIMPLEMENTED and its name, never read over; so are $id below the
+// root and a $schema other than 2020-12. A keyword's value of the wrong kind is refused whether or not it would count.
+// Bounds are read as exact decimals, and refused where a reader of doubles would take them for others. Throws GuideError.
 std::shared_ptr<const Grammar> read_json_schema(std::string_view text);
 
 }  // namespace ifab::guide
