@@ -31,6 +31,7 @@ ifab_llama_test(llama_config_test ifab_engine nlohmann_json::nlohmann_json)
 ifab_llama_test(llama_sampler_test)
 ifab_llama_test(llama_chooser_test)
 ifab_llama_test(llama_guide_test)
+target_sources(llama_guide_test PRIVATE llama_schema_test.cpp)
 ifab_llama_test(llama_allocation_test)
 target_link_options(llama_allocation_test PRIVATE
   -Wl,--wrap=llama_decode,--wrap=llama_memory_seq_cp,--wrap=llama_memory_seq_rm)
