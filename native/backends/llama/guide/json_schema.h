@@ -18,7 +18,8 @@ namespace ifab::guide {
 // exclusiveMaximum, anyOf, oneOf (of schemas that can be told apart), allOf (of one), $ref within the document. Any
 // other keyword that constrains is refused with IFAB_UNIMPLEMENTED and its name, never read over; so are $id below the
 // root and a $schema other than 2020-12. A keyword's value of the wrong kind is refused whether or not it would count.
-// Bounds are read as exact decimals, and refused where a reader of doubles would take them for others. Throws GuideError.
+// Bounds are read as exact decimals, and refused where a reader of doubles would take them for others. Throws
+// GuideError.
 std::shared_ptr<const Grammar> read_json_schema(std::string_view text);
 
 }  // namespace ifab::guide
