@@ -7,6 +7,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 .PHONY: help setup proto build engine run up test test-native test-threads test-python test-long chaos soak fuzz lint format check site clean
 
 bin := .venv/bin
+cores := $(shell nproc)
 engine := build/engines/smollm2-135m
 native_sources = $(shell git ls-files 'native/*.h' 'native/*.c' 'native/*.cpp')
 python_sources := services engines benchmarks tests examples clients
@@ -48,7 +49,8 @@ test-python: engine ## Run the Python tests, end-to-end ones included.
 	@scripts/grpcurl
 	@scripts/tritonclient
 	@scripts/kustomize
-	@$(bin)/pytest -m "not slow and not gpu"
+	@$(bin)/pytest -m "not slow and not gpu and not e2e" -n $(cores) --dist worksteal
+	@$(bin)/pytest -m "e2e and not slow and not gpu" -n $(cores) --dist loadfile
 
 chaos: build ## Do to a whole suite what public reports describe of others, and a short soak.
 	@$(bin)/pytest tests/chaos -n0 --timeout 300

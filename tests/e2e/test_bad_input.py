@@ -146,6 +146,7 @@ async def test_a_wrong_request_names_field_value_and_limit_and_harms_nobody(suit
         assert figure in by_field[field], by_field
 
 
+@pytest.mark.slow
 async def test_the_longest_prompts_are_served(suite: RunningSuite) -> None:
     requests = []
     for length, most in ((1023, 1), (1024, 1), (1, 256)):

@@ -75,7 +75,7 @@ def vendor(_folder: Path) -> Engines:
     scope="module",
     params=[
         pytest.param(simulated, id="simulated"),
-        pytest.param(llama, id="llama"),
+        pytest.param(llama, id="llama", marks=pytest.mark.slow),
         pytest.param(executor, id="executor"),
         pytest.param(vendor, id="card", marks=pytest.mark.gpu),
     ],

@@ -101,6 +101,7 @@ def test_two_hundred_random_deaths(tmp_path: Path) -> None:
         disturb(fabric, [*fabric.brokers * 2, *fabric.workers, fabric.provisioner], 200, sent, expected)
 
 
+@pytest.mark.slow
 def test_one_of_two_brokers_on_one_postgresql_dies_again_and_again(
     postgres: PostgresServer, tmp_path: Path, of_some: bytes
 ) -> None:
