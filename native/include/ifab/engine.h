@@ -98,11 +98,11 @@ typedef struct ifab_sampling {
 
 /* One request. An element of an array: frozen for ABI 1. */
 typedef struct ifab_request {
-  uint64_t id;               /* chosen by the caller; unique among requests that have not ended */
-  const int32_t *token_ids;  /* the prompt, token_count ids */
-  const int32_t *stop_ids;   /* tokens that end a sample beside the engine's own; NULL when stop_count is 0. Such a token
-                                ends the sample instead of being generated, guide or not: a guide's text is written with
-                                other tokens, or the request fails where there are none. */
+  uint64_t id;              /* chosen by the caller; unique among requests that have not ended */
+  const int32_t *token_ids; /* the prompt, token_count ids */
+  const int32_t *stop_ids;  /* tokens that end a sample beside the engine's own; NULL when stop_count is 0. Such a token
+                               ends the sample instead of being generated, guide or not: a guide's text is written with
+                               other tokens, or the request fails where there are none. */
   const uint32_t *head_ends; /* a hint: lengths, ascending, of leading parts of the prompt that other requests are
                                 expected to share, so that they are kept; NULL when head_count is 0. The library also
                                 sees what requests that it holds share. Never changes an answer. */
