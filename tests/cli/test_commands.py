@@ -64,6 +64,8 @@ def test_control_c_while_all_is_imported_ends_silently(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-X", "importtime", "-c", program, "--help"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # Whoever runs the tests in the background ignores SIGINT, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:  # fmt: skip
         assert process.stderr is not None
         assert process.stdout is not None
