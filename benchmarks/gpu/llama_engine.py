@@ -7,25 +7,23 @@ Llama family's 7B: 32 layers, 4,096 hidden, 11,008 intermediate, 32 heads of 128
 
 from __future__ import annotations
 
-import datetime
-import hashlib
 import json
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gguf
 import numpy as np
 
+from engines.contract_text import NOT_APPLICABLE, BuiltFrom, contract_text
+from engines.cpu import FileFacts
 from engines.simulated import write_simulated_engine
-from services.common import schema
+from engines.sources import digest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-NOT_APPLICABLE = "not_applicable"
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, VOCABULARY = 32, 4096, 11008, 32, 32_000
-KV_BYTES_A_TOKEN = 2 * LAYERS * HIDDEN * 2
 GRANULE = 256
 
 
@@ -112,7 +110,7 @@ def write_directory(directory: Path, model: Path, engine: CardEngine, *, card: s
     """Writes an engine directory around the weights, which are linked, not copied.
 
     Raises:
-        AssertionError: A document would be refused; says why.
+        FailedPreconditionError: A document would be refused: all findings are named.
     """
     directory.mkdir(parents=True, exist_ok=True)
     write_simulated_engine(directory, vocab_size=VOCABULARY)
@@ -120,29 +118,10 @@ def write_directory(directory: Path, model: Path, engine: CardEngine, *, card: s
     weights = directory / "model.gguf"
     weights.unlink(missing_ok=True)
     os.link(model, weights)
-    unified = engine.layout == "unified"
-    configuration = {
-        "llama_version": 1,
-        "gguf": "model.gguf",
-        "device": "cuda",
-        "kv_layout": engine.layout,
-        "slots": engine.slots,
-        "resident_heads": engine.resident_heads,
-        "sequence_tokens": engine.sequence_tokens,
-        "pool_tokens": engine.pool_tokens if unified else NOT_APPLICABLE,
-        "step_token_budget": engine.step_token_budget,
-        "threads": engine.threads,
-        "batch_threads": engine.threads,
-        "kv_type": "f16",
-        "reproducible": False,
-        "payload": NOT_APPLICABLE,
-    }
-    text = json.dumps(configuration, indent=1).encode()
-    assert not (findings := schema.check_text("llama", text)[1]), findings
-    (directory / "llama.json").write_bytes(text)
-    contract = _contract(engine, card, capability)
-    contract["files"] = [_listed(directory / name) for name in ("llama.json", "model.gguf", "tokenizer.json")]
-    (directory / "contract.json").write_text(json.dumps(contract, indent=1))
+    (directory / "llama.json").write_bytes(_configuration(engine))
+    files = {name: _facts(directory / name) for name in ("llama.json", "tokenizer.json")}
+    files["model.gguf"] = _facts(weights, kept=model.with_suffix(".sha256"))
+    (directory / "contract.json").write_bytes(_contract(engine, files, card, capability))
 
 
 def cache_bytes(engine: CardEngine) -> int:
@@ -152,27 +131,44 @@ def cache_bytes(engine: CardEngine) -> int:
     return tokens * 2 * engine.layers * HIDDEN * 2
 
 
-def _listed(path: Path) -> dict[str, Any]:
-    """A file's entry; weights of many gigabytes are read once and their digest kept beside them."""
-    kept = path.resolve().parent.parent / f"{path.name}.{path.stat().st_size}.sha256"
-    if path.name == "model.gguf" and kept.exists():
-        digest = kept.read_text()
-    else:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if path.name == "model.gguf":
-            kept.write_text(digest)
-    return {"path": path.name, "size_bytes": path.stat().st_size, "sha256": digest}
+def _facts(path: Path, kept: Path | None = None) -> FileFacts:
+    """Size and digest of a file; the digest of many gigabytes is made once and kept beside them."""
+    size = path.stat().st_size
+    if kept is not None and kept.exists() and kept.read_text().startswith(f"{size} "):
+        return FileFacts(size, kept.read_text().split()[1])
+    facts = FileFacts(size, digest(path))
+    if kept is not None:
+        kept.write_text(f"{size} {facts.sha256}")
+    return facts
 
 
-def _contract(engine: CardEngine, card: str, capability: str) -> dict[str, Any]:
-    from importlib.metadata import version
+def _configuration(engine: CardEngine) -> bytes:
+    document = {
+        "llama_version": 1,
+        "gguf": "model.gguf",
+        "device": "cuda",
+        "kv_layout": engine.layout,
+        "slots": engine.slots,
+        "resident_heads": engine.resident_heads,
+        "sequence_tokens": engine.sequence_tokens,
+        "pool_tokens": engine.pool_tokens if engine.layout == "unified" else NOT_APPLICABLE,
+        "step_token_budget": engine.step_token_budget,
+        "threads": engine.threads,
+        "batch_threads": engine.threads,
+        "kv_type": "f16",
+        "reproducible": False,
+        "payload": NOT_APPLICABLE,
+    }
+    return json.dumps(document, indent=1).encode()
 
+
+def _contract(engine: CardEngine, files: dict[str, FileFacts], card: str, capability: str) -> bytes:
     weights = 2 * (2 * VOCABULARY * HIDDEN + engine.layers * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * INTERMEDIATE))
-    return {
-        "contract_version": 1,
-        "engine_id": "dense-7b-f16-random",
-        "model": {
+    memory = weights + cache_bytes(engine) + (2 << 30)
+    return contract_text(
+        engine_id="dense-7b-f16-random",
+        files=files,
+        model={
             "architecture": "llama",
             "layers": engine.layers,
             "hidden_size": HIDDEN,
@@ -181,16 +177,16 @@ def _contract(engine: CardEngine, card: str, capability: str) -> dict[str, Any]:
             "activations_dtype": "float32",
             "kv_cache_dtype": "float16",
         },
-        "tokenizer": {"file": "tokenizer.json", "end_token_ids": [256]},
-        "card": {
+        tokenizer={"file": "tokenizer.json", "end_token_ids": [256]},
+        card={
             "family": card,
             "compute_capability": capability,
-            "memory_bytes": weights + cache_bytes(engine) + (2 << 30),
+            "memory_bytes": memory,
             "count": 1,
             "tensor_parallel": 1,
             "pipeline_parallel": 1,
         },
-        "limits": {
+        limits={
             "max_input_tokens": engine.max_input_tokens,
             "max_sequence_tokens": engine.sequence_tokens,
             "max_output_tokens": engine.max_output_tokens,
@@ -203,19 +199,13 @@ def _contract(engine: CardEngine, card: str, capability: str) -> dict[str, Any]:
             "beams": 1,
             "longest_step_ms": 20_000,
         },
-        "capabilities": {
+        capabilities={
             "guided_decoding": ["json_schema", "regex", "grammar"],
             "samples_max": 8,
             "scoring": True,
             "reproducible": False,
             "payload": NOT_APPLICABLE,
         },
-        "runtime": {"name": "llama.cpp", "version": os.environ["IFAB_LIBLLAMA_VERSION"]},
-        "build": {
-            "tool": "benchmarks.gpu.llama_engine",
-            "tool_version": version("inference-fabric"),
-            "flags": ["weights=random"],
-            "calibration": NOT_APPLICABLE,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        },
-    }
+        runtime={"name": "llama.cpp", "version": os.environ["IFAB_LIBLLAMA_VERSION"]},
+        built=BuiltFrom(("weights=random",), None),
+    )
