@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from engines.contract_text import NOT_APPLICABLE, BuiltFrom, contract_text
 from services.common import schema
-from services.common.contract import CONTRACT_FILE, check, from_document, to_json
 from services.common.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
@@ -26,7 +24,6 @@ TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 FILES: Final = (CONFIGURATION_FILE, WEIGHTS_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
 """Every file of the directory but the contract."""
 
-NOT_APPLICABLE = "not_applicable"
 _BLOCK_TOKENS = 64
 """Unit in which the runtime shares and cuts prompts."""
 _CACHE_GRANULE = 256
@@ -100,11 +97,10 @@ def contract(
     limits, capabilities = tier.limits, tier.capabilities
     layers = list(capabilities.payload_layers)
     shape = [model.hidden_size] if len(layers) == 1 else [len(layers), model.hidden_size]
-    document = {
-        "contract_version": 1,
-        "engine_id": tier.engine_id,
-        "files": [{"path": p, "size_bytes": f.size_bytes, "sha256": f.sha256} for p, f in sorted(files.items())],
-        "model": {
+    return contract_text(
+        engine_id=tier.engine_id,
+        files=files,
+        model={
             "architecture": model.architecture,
             "layers": model.layers,
             "hidden_size": model.hidden_size,
@@ -113,8 +109,8 @@ def contract(
             "activations_dtype": "float32",
             "kv_cache_dtype": tier.cache.dtype,
         },
-        "tokenizer": {"file": TOKENIZER_FILE, "end_token_ids": list(end_token_ids)},
-        "card": {
+        tokenizer={"file": TOKENIZER_FILE, "end_token_ids": list(end_token_ids)},
+        card={
             "family": tier.card.family,
             "compute_capability": NOT_APPLICABLE,
             "memory_bytes": memory_bytes(tier, model, kv_width),
@@ -122,7 +118,7 @@ def contract(
             "tensor_parallel": 1,
             "pipeline_parallel": 1,
         },
-        "limits": {
+        limits={
             "max_input_tokens": limits.max_input_tokens,
             "max_sequence_tokens": tier.sequence_tokens,
             "max_output_tokens": limits.max_output_tokens,
@@ -135,26 +131,16 @@ def contract(
             "beams": 1,
             "longest_step_ms": limits.longest_step_ms,
         },
-        "capabilities": {
+        capabilities={
             "guided_decoding": list(capabilities.guided_decoding),
             "samples_max": capabilities.samples_max,
             "scoring": capabilities.scoring,
             "reproducible": capabilities.reproducible,
             "payload": {"shape": shape, "dtype": "float32", "layers": layers} if layers else NOT_APPLICABLE,
         },
-        "runtime": {"name": model.runtime_name, "version": model.runtime_version},
-        "build": {
-            "tool": "ifab engine build",
-            "tool_version": importlib.metadata.version("inference-fabric"),
-            "flags": list(flags),
-            "calibration": NOT_APPLICABLE,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        },
-    }
-    proto = from_document(document)
-    if findings := check(proto):
-        raise FailedPreconditionError(f"{CONTRACT_FILE} would be refused: " + "; ".join(map(str, findings)))
-    return to_json(proto)
+        runtime={"name": model.runtime_name, "version": model.runtime_version},
+        built=BuiltFrom(flags, None),
+    )
 
 
 def memory_bytes(tier: CpuTier, model: ModelReport, kv_width: int) -> int:
