@@ -38,7 +38,7 @@ up: engine ## Keep the three services up and print grpcurl lines.
 
 test: test-native test-python ## Run the tests of every part, native and Python.
 
-test-native: build ## Run the native tests, plain and under the address and undefined-behaviour sanitizers.
+test-native: engine ## Run the native tests, plain and under the address and undefined-behaviour sanitizers.
 	@scripts/native test dev asan
 
 test-threads: build ## Run the test of five threads at once under the thread sanitizer.

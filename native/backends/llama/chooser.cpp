@@ -15,10 +15,19 @@ Chooser::Chooser(uint32_t vocab_size, uint32_t threads, uint32_t slots) {
   samplers_.reserve(useful);
   for (size_t i = 0; i < useful; ++i) samplers_.emplace_back(vocab_size);
   helpers_.reserve(useful - 1);
-  for (size_t i = 1; i < useful; ++i) helpers_.emplace_back([this, i] { help(samplers_[i]); });
+  try {
+    for (size_t i = 1; i < useful; ++i) helpers_.emplace_back([this, i] { help(samplers_[i]); });
+  } catch (...) {  // no thread more to be had: those that run must not outlive what they use
+    end_helpers();
+    throw;
+  }
 }
 
 Chooser::~Chooser() {
+  end_helpers();
+}
+
+void Chooser::end_helpers() {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;

@@ -41,6 +41,7 @@ class Chooser {
   void choose(std::span<Row> rows);
 
  private:
+  void end_helpers();
   void help(Sampler& sampler);
   void take_rows(Sampler& sampler);
 
