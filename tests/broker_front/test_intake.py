@@ -221,6 +221,7 @@ async def test_an_engine_that_generates_nothing_takes_max_tokens_absent_or_0(exe
         plan = await door.taken(request(max_tokens=limit))
         assert (plan.max_tokens, plan.payload_bytes, plan.codec) == (0, 32, None)
         assert plan.engine_digests == {digest}
+    assert (await door.taken(request(max_tokens=None, omit_payload=True))).payload_bytes == 0
     assert not door.catalog.fetches, "ids need no tokenizer where no text is made"
     assert (await door.taken(request("fox", max_tokens=None))).tokens.tolist() == ids_of(byte_level(), "fox")
 

@@ -233,6 +233,7 @@ def test_mining_that_is_killed_goes_on_and_every_row_lies_where_the_index_says(
     lines = [json.dumps({"id": f"r{n}", "prompt": f"row {n}"}) for n in range(6_000)]
     lines[11] = "no row"
     lines[12] = json.dumps({"id": "long", "prompt": "x" * 200})
+    lines[13] = json.dumps({"id": "none", "prompt": "row", "omit_payload": True})
     rows.write_text("\n".join(lines))
     words = ("mine", str(rows), "-o", str(folder), "--broker", keeper.broker, "--shard-mb", "1", "--json")
     for shards in (1, 2):
@@ -240,10 +241,11 @@ def test_mining_that_is_killed_goes_on_and_every_row_lies_where_the_index_says(
     done = run(*words, within_s=120)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert (said["rows"], said["failed"]) == (5_998, 2)
+    assert (said["rows"], said["failed"]) == (5_997, 3)
     assert [json.loads(line)["id"] for line in (folder / "errors.jsonl").read_text().splitlines()] == [
         "line-12",
         "long",
+        "none",
     ]
 
     simulation = Simulation(states[1])
@@ -251,7 +253,7 @@ def test_mining_that_is_killed_goes_on_and_every_row_lies_where_the_index_says(
         found = index.execute("SELECT row_id, file, position FROM rows JOIN shards ON shard = number").fetchall()
         whole = index.execute("SELECT file, rows, bytes, sha256 FROM shards").fetchall()
     index.close()
-    assert {row_id for row_id, _, _ in found} == {f"r{n}" for n in range(6_000) if n not in {11, 12}}
+    assert {row_id for row_id, _, _ in found} == {f"r{n}" for n in range(6_000) if n not in {11, 12, 13}}
     assert len(whole) == said["shards"] == len(list(folder.glob("shard-*"))) >= 3
     tensors = {}
     for file, count, size, sha256 in whole:

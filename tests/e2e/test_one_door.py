@@ -230,6 +230,20 @@ def test_hidden_states_come_back_whole_and_reproducibly(door: Door, tmp_path: Pa
     assert len(set(found[0].values())) == 12
 
 
+async def test_a_payload_that_is_left_out_is_not_extracted(door: Door) -> None:
+    requests = [door.request(f"r{number}", f"Row {number}", most=0, states=True) for number in range(8)]
+    for request in requests[::2]:
+        request.omit_payload = True
+    [_, before] = await door.stats()
+    outcomes, _, _ = await door.exchange(requests)
+    [_, after] = await door.stats()
+    with_payload = {name for name, outcome in outcomes.items() if outcome.finished.HasField("payload")}
+    assert with_payload == {"r1", "r3", "r5", "r7"}
+    assert after.payload_bytes - before.payload_bytes == sum(
+        len(outcomes[name].finished.payload.data) for name in with_payload
+    )
+
+
 async def test_an_end_lets_work_in_flight_finish(engines: Engines, tmp_path: Path) -> None:
     with up(tmp_path, [engines.texts], env=engines.env) as running:
         ending = Door(running, contract(engines.texts), {})

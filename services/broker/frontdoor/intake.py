@@ -252,7 +252,7 @@ def _plan(
         prompt_logprobs=request.prompt_logprobs,
         guide=_guide(request.guide.SerializeToString()) if request.HasField("guide") else None,
         salt=_salt(request.cache_salt) if request.cache_salt else 0,
-        payload_bytes=max(engine.payload_bytes for engine in candidates.engines),
+        payload_bytes=0 if request.omit_payload else max(engine.payload_bytes for engine in candidates.engines),
         return_token_ids=request.return_token_ids,
         traceparent=request.traceparent,
     )

@@ -85,6 +85,7 @@ def read(call: inference_pb2.ModelInferRequest, tenant: str) -> Call:
     outputs = frozenset(output.name for output in call.outputs) or _USUAL
     request.return_token_ids = OUTPUT_IDS in outputs
     request.logprobs = LOGPROBS in outputs
+    request.omit_payload = HIDDEN_STATES not in outputs
     if violations:
         raise InvalidArgumentError.of(violations)
     return Call(request, outputs)

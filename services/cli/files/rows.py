@@ -3,8 +3,9 @@
 
 A row is one JSON object: `prompt` (text) or `token_ids`, and, where wanted, `id`, `max_tokens`, the sampling parameters
 of `ifabric.engine.v1.SamplingParameters`, `stop`, `stop_token_ids`, `ignore_end`, `samples`, `logprobs`,
-`prompt_logprobs`, `return_token_ids`, `priority`, `tenant`, `cache_salt`, `engine_id`, `engine_digest`. Values are
-judged by the broker; what cannot even be put into a request is judged here, and every field at fault is named.
+`prompt_logprobs`, `return_token_ids`, `omit_payload`, `priority`, `tenant`, `cache_salt`, `engine_id`, `engine_digest`.
+Values are judged by the broker; what cannot even be put into a request is judged here, and every field at fault is
+named.
 """
 
 from __future__ import annotations
@@ -174,7 +175,10 @@ SETTERS: dict[str, Setter] = {
     "stop": _put_stop,
     "stop_token_ids": _extend("stop_token_ids", whole),
     **{name: _assign(name, whole) for name in ("max_tokens", "samples", "priority")},
-    **{name: _assign(name, truth) for name in ("ignore_end", "logprobs", "prompt_logprobs", "return_token_ids")},
+    **{
+        name: _assign(name, truth)
+        for name in ("ignore_end", "logprobs", "prompt_logprobs", "return_token_ids", "omit_payload")
+    },
     **{name: _assign(name, text) for name in ("tenant", "cache_salt")},
     **{name: _assign(name, text, of="engine") for name in ("engine_id", "engine_digest")},
     **{name: _assign(name, whole, of="sampling") for name in ("top_k", "seed")},

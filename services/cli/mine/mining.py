@@ -24,7 +24,7 @@ from services.cli.mine.index import Counts, FailedRow, Index, MinedRow
 from services.cli.mine.shards import Form, ShardWriter, sweep
 from services.cli.progress import Reading
 from services.cli.running import CommandError, error_document
-from services.common.errors import InternalError, UnavailableError
+from services.common.errors import InternalError, InvalidArgumentError, UnavailableError, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -165,7 +165,10 @@ class _Collector:
         for row in rows:
             if row.line in self._held or self._index.has(row.line):
                 continue
-            if isinstance(row, Row):
+            if isinstance(row, Row) and row.request.omit_payload:
+                violation = Violation("omit_payload", "is true; the payload is what a mining run is for")
+                yield BadRow(row.line, row.row_id, InvalidArgumentError.of([violation]))
+            elif isinstance(row, Row):
                 self._names[row.line] = row.row_id
                 request = broker_service_pb2.GenerationRequest()
                 request.CopyFrom(row.request)
