@@ -40,6 +40,8 @@ class CardEngine:
     pool_tokens: int = 0
     threads: int = 8
     layers: int = LAYERS
+    payload_layers: tuple[int, ...] = ()
+    """Whose states a request of an engine that generates nothing gives, float32; none where it generates."""
 
     @property
     def sequence_tokens(self) -> int:
@@ -157,12 +159,15 @@ def _configuration(engine: CardEngine) -> bytes:
         "batch_threads": engine.threads,
         "kv_type": "f16",
         "reproducible": False,
-        "payload": NOT_APPLICABLE,
+        "payload": {"layers": engine.payload_layers, "dtype": "float32"} if engine.payload_layers else NOT_APPLICABLE,
     }
     return json.dumps(document, indent=1).encode()
 
 
 def _contract(engine: CardEngine, files: dict[str, FileFacts], card: str, capability: str) -> bytes:
+    shape = [len(engine.payload_layers), HIDDEN][-1 if len(engine.payload_layers) == 1 else 0 :]
+    payload = {"shape": shape, "dtype": "float32", "layers": engine.payload_layers}
+    generates = engine.max_output_tokens > 0
     weights = 2 * (2 * VOCABULARY * HIDDEN + engine.layers * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * INTERMEDIATE))
     memory = weights + cache_bytes(engine) + (2 << 30)
     return contract_text(
@@ -177,7 +182,7 @@ def _contract(engine: CardEngine, files: dict[str, FileFacts], card: str, capabi
             "activations_dtype": "float32",
             "kv_cache_dtype": "float16",
         },
-        tokenizer={"file": "tokenizer.json", "end_token_ids": [256]},
+        tokenizer={"file": "tokenizer.json", "end_token_ids": [256] if generates else []},
         card={
             "family": card,
             "compute_capability": capability,
@@ -200,11 +205,11 @@ def _contract(engine: CardEngine, files: dict[str, FileFacts], card: str, capabi
             "longest_step_ms": 20_000,
         },
         capabilities={
-            "guided_decoding": ["json_schema", "regex", "grammar"],
-            "samples_max": 8,
+            "guided_decoding": ["json_schema", "regex", "grammar"] if generates else [],
+            "samples_max": 8 if generates else 1,
             "scoring": True,
             "reproducible": False,
-            "payload": NOT_APPLICABLE,
+            "payload": payload if engine.payload_layers else NOT_APPLICABLE,
         },
         runtime={"name": "llama.cpp", "version": os.environ["IFAB_LIBLLAMA_VERSION"]},
         built=BuiltFrom(("weights=random",), None),

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// llama_admission [REQUESTS [POOL_TOKENS]]   what admission is for, on the real runtime: a llama engine whose pool
-// holds two of its requests and a half is sent REQUESTS (32) at once, with admission and without, side by side. Writes
-// one JSON object for each side, a line: how many ended, in how many steps, how many of them moved nothing, and whether
-// the engine stood still in the end. The model is a tiny one; the runtime, its pool and our backend are what ships.
+// llama_admission [REQUESTS [POOL_TOKENS | DIRECTORY]]   what admission is for, on the real runtime: a llama engine
+// whose pool holds two of its requests and a half is sent REQUESTS (32) at once, with admission and without, side by
+// side. Writes one JSON object for each side, a line: how many ended, in how many steps, how many of them moved
+// nothing, and whether the engine stood still in the end. The model is a tiny one, or that of an engine directory with
+// a unified cache; the runtime, its pool and our backend are what ships.
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <vector>
 
 #include "admission.h"
@@ -52,10 +54,32 @@ struct Outcome {
   double seconds = 0;
 };
 
+void print(const char* admission, size_t requests, const Outcome& outcome) {
+  std::printf(
+      "{\"admission\": \"%s\", \"requests\": %zu, \"finished\": %u, \"failed\": %u, \"most_inside\": %u, "
+      "\"steps\": %" PRIu64 ", \"still_steps\": %" PRIu64 ", \"stood_still\": %s, \"generated_tokens\": %" PRIu64
+      ", \"seconds\": %.2f}\n",
+      admission, requests, outcome.finished, outcome.failed, outcome.most_inside, outcome.steps, outcome.still_steps,
+      outcome.stood_still ? "true" : "false", outcome.generated, outcome.seconds);
+}
+
+// Three tenths of the pool are read and one is written, so that two requests fit and three do not.
+std::vector<Request> requests_for(const EngineFacts& facts, uint64_t count) {
+  const uint64_t pool = facts.kv_pool_blocks * facts.kv_block_tokens;
+  std::vector<Request> requests;
+  for (uint64_t id = 0; id < count; ++id) {
+    requests.push_back(
+        plain_request(random_prompt(id, pool * 3 / 10, facts.vocab_size), static_cast<uint32_t>(pool / 10)));
+    requests.back().id = id;
+  }
+  return requests;
+}
+
 template <class Rules>
-Outcome run(const TinyEngine& engine, const std::vector<Request>& requests) {
-  Driver driver(engine);
+void run(const char* name, const std::filesystem::path& directory, uint64_t count) {
+  Driver driver(directory);
   Backend& backend = driver.backend();
+  const std::vector<Request> requests = requests_for(backend.facts(), count);
   BasicAdmission<Rules> admission(backend.facts());
   std::vector<Waiting> waiting(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -90,16 +114,7 @@ Outcome run(const TinyEngine& engine, const std::vector<Request>& requests) {
     }
   }
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return outcome;
-}
-
-void print(const char* admission, size_t requests, const Outcome& outcome) {
-  std::printf(
-      "{\"admission\": \"%s\", \"requests\": %zu, \"finished\": %u, \"failed\": %u, \"most_inside\": %u, "
-      "\"steps\": %" PRIu64 ", \"still_steps\": %" PRIu64 ", \"stood_still\": %s, \"generated_tokens\": %" PRIu64
-      ", \"seconds\": %.2f}\n",
-      admission, requests, outcome.finished, outcome.failed, outcome.most_inside, outcome.steps, outcome.still_steps,
-      outcome.stood_still ? "true" : "false", outcome.generated, outcome.seconds);
+  print(name, count, outcome);
 }
 
 }  // namespace
@@ -108,21 +123,21 @@ void print(const char* admission, size_t requests, const Outcome& outcome) {
 int main(int argc, char** argv) {
   using namespace ifab;
   const unsigned long count = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 32;
-  const unsigned long pool = argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 1024;
-  if (argc > 3 || count == 0 || pool < 512 || pool > 1280) {
-    std::fprintf(stderr, "usage: %s [REQUESTS [POOL_TOKENS]]   (a pool of 512 to 1280 tokens)\n", argv[0]);
+  char* end = nullptr;
+  const unsigned long pool = argc > 2 ? std::strtoul(argv[2], &end, 10) : 1024;
+  const bool named = end != nullptr && *end != '\0';
+  if (argc > 3 || count == 0 || (!named && (pool < 512 || pool > 1280))) {
+    std::fprintf(stderr, "usage: %s [REQUESTS [POOL_TOKENS | DIRECTORY]]   (a pool of 512 to 1280 tokens)\n", argv[0]);
     return 2;
   }
-  test::TinyEngine engine = test::TinyEngine::unified(static_cast<uint32_t>(pool));
-  engine.slots = test::kSlots;
-  std::vector<Request> requests;
-  for (uint64_t id = 0; id < count; ++id) {
-    // Three tenths of the pool are read and one is written, so that two fit and three do not.
-    requests.push_back(test::plain_request(test::random_prompt(id, pool * 3 / 10, test::tiny_vocab_size()),
-                                           static_cast<uint32_t>(pool / 10)));
-    requests.back().id = id;
+  const test::TemporaryDirectory tiny;
+  if (!named) {
+    test::TinyEngine engine = test::TinyEngine::unified(static_cast<uint32_t>(pool));
+    engine.slots = test::kSlots;
+    test::write_tiny_directory(tiny.path(), engine);
   }
-  test::print("on", count, test::run<AdmissionRules>(engine, requests));
-  test::print("off", count, test::run<test::NoAdmission>(engine, requests));
+  const std::filesystem::path directory = named ? std::filesystem::path(argv[2]) : tiny.path();
+  test::run<AdmissionRules>("on", directory, count);
+  test::run<test::NoAdmission>("off", directory, count);
   return 0;
 }

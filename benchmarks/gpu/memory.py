@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predicts what an engine takes of a card's memory, part by part, to be put beside what the card shows.
+
+    python3 -m benchmarks.gpu.memory llama --slots 256 --resident-heads 0 --input 128 --output 128 --budget 4096
+    python3 -m benchmarks.gpu.memory mining --format fp8 --rows 64 --layers 4
+
+The first is the engine of `benchmarks.gpu.llama_engine`, the second that of `benchmarks.gpu.mining_engine` as
+`benchmarks.gpu.serve_mining` serves it. Needs no card. With `--seen-mib N`, the memory of the worker's process alone
+(`nvidia-smi --query-compute-apps=pid,used_memory --format=csv`), it says how far off the prediction is. Sums are in
+MiB; the last line is JSON in bytes.
+
+What each part rests on:
+
+    weights      counted: every tensor that lies on the card, in its format
+    cache        counted: cells x layers x keys and values
+    activations  embedded runtime: the scheduler's buffer, which is the same for every device; the formula gives to the
+                 byte what libllama 0.3.36 allocates on a processor for this model (docs/engines.md). TensorRT: the most
+                 that lives at once in the recorded network (`engines.graph.footprint`), an estimate
+    buffers      the embedded runtime's conversions of a product's input and output to 16 bits, and the 32 MiB that
+                 cuBLAS is given; the launcher's own two buffers of every input and output
+    context      assumed, `--context-mib`: the driver's context and the kernels' code of one process
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from benchmarks.gpu.llama_engine import GRANULE, HIDDEN, INTERMEDIATE, VOCABULARY, CardEngine, cache_bytes
+from engines.card_tier import CardSet
+from engines.graph.footprint import peak_bytes
+from engines.mining.network import QUANTIZED_INPUTS, Fp8Scales, build_network
+from engines.model_config import ModelConfig, ModelShape
+from engines.planner import MIB, activation_token_bytes, weights_bytes
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+CONTEXT_MIB: Final = 560
+ROW_TOKENS: Final = 128
+CUBLAS_WORKSPACE: Final = 32 * MIB
+LAUNCHER_BUFFERS: Final = 2
+_CARDS: Final = CardSet("nvidia-h200", "9.0", 143771, 0, 1, 1, 1)
+
+
+class Zeros:
+    """Weights of a shape, for the extents alone."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        self._shape = shape
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        shape = self._shape
+        hidden, inner, width = shape.hidden_size, shape.intermediate_size, shape.heads * shape.head_size
+        kv_width = shape.kv_heads * shape.head_size
+        extents = {"embed_tokens": (shape.vocab_size, hidden), "q_proj": (width, hidden), "o_proj": (hidden, width)}
+        extents |= dict.fromkeys(("k_proj", "v_proj"), (kv_width, hidden))
+        extents |= dict.fromkeys(("gate_proj", "up_proj"), (inner, hidden))
+        extents |= {"down_proj": (hidden, inner)}
+        return np.zeros(extents.get(name.split(".")[-2], (hidden,)), ml_dtypes.bfloat16)
+
+
+def llama_parts(engine: CardEngine) -> dict[str, int]:
+    """Memory of the embedded runtime with every layer on the card, in bytes; the embedding stays with the processor."""
+    matrices = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * INTERMEDIATE
+    sequences = engine.slots + engine.resident_heads
+    cells_seen = engine.pool_tokens or -(-engine.sequence_tokens // GRANULE) * GRANULE
+    cells = cells_seen if engine.pool_tokens else cells_seen * sequences
+    tokens = -(-min(engine.step_token_budget, cells) // sequences) * sequences
+    # Residual stream, its norm and two more beside the gated unit's three, in float32; ids; the mask in 16 bits.
+    token = (4 * HIDDEN + 3 * INTERMEDIATE) * 4 + 24 + 2 * cells_seen
+    conversions = -(-tokens * (HIDDEN + INTERMEDIATE) * 2 // (2 * MIB)) * 2 * MIB
+    return {
+        "weights": 2 * (VOCABULARY * HIDDEN + engine.layers * matrices) + 4 * HIDDEN * (2 * engine.layers + 1),
+        "cache": cache_bytes(engine),
+        "activations": tokens * token,
+        "buffers": conversions + CUBLAS_WORKSPACE,
+    }
+
+
+def mining_parts(shape: ModelShape, *, rows: int, prompts: int, fp8: bool, packed: bool) -> dict[str, int]:
+    """Memory of a mining engine behind the raw TensorRT launcher, in bytes, with launches of at most `rows` rows."""
+    model = ModelConfig(shape, tied_embeddings=False, trained_tokens=ROW_TOKENS, end_token_ids=())
+    two = ModelShape(2, *(getattr(shape, name) for name in ModelShape.__slots__ if name != "layers"))
+    names = QUANTIZED_INPUTS.values()
+    scales = Fp8Scales({f"layers_{index}.{name}": 1.0 for index in range(2) for name in names}) if fp8 else None
+    graph = build_network(two, Zeros(two), row_tokens=ROW_TOKENS, packed=packed, scales=scales)
+    extents = {"rows": rows, "tokens": rows * ROW_TOKENS, "prompts": prompts}
+    inputs = (3 if packed else 1) * rows * ROW_TOKENS * 4 + prompts * 4
+    return {
+        "weights": weights_bytes(model, "fp8" if fp8 else "bfloat16", _CARDS, head=False),
+        "cache": 0,
+        "activations": peak_bytes(graph, extents),
+        "buffers": LAUNCHER_BUFFERS * (inputs + prompts * shape.hidden_size * 2),
+    }
+
+
+def report(parts: dict[str, int], context_mib: int, seen_mib: int | None, more: dict[str, Any]) -> None:
+    """Prints the parts, their sum, and how far it is from what was seen."""
+    parts = {**parts, "context": context_mib * MIB}
+    total = sum(parts.values())
+    for name, size in (*parts.items(), ("total", total)):
+        print(f"{name:12} {size / MIB:12,.1f} MiB")
+    figures: dict[str, Any] = {**more, **parts, "total": total}
+    if seen_mib is not None:
+        figures |= {"seen": seen_mib * MIB, "predicted_over_seen": total / (seen_mib * MIB)}
+        print(f"{'seen':12} {seen_mib:12,.1f} MiB, predicted over seen {figures['predicted_over_seen']:.3f}")
+    print(json.dumps(figures))
+
+
+def main() -> None:
+    """Predicts what the command line names."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    engines = parser.add_subparsers(dest="engine", required=True)
+    llama = engines.add_parser("llama", help="the 7B F16 engine of benchmarks.gpu.llama_engine")
+    for name in ("slots", "resident-heads", "input", "output", "budget"):
+        llama.add_argument(f"--{name}", type=int, required=True)
+    llama.add_argument("--pool-tokens", type=int, default=0, help="the layout is unified, with a pool of so many")
+    llama.add_argument("--layers", type=int, default=32)
+    mining = engines.add_parser("mining", help="the 7B-wide mining engine of benchmarks.gpu.mining_engine")
+    mining.add_argument("--layers", type=int, default=4)
+    mining.add_argument("--rows", type=int, required=True)
+    mining.add_argument("--prompts", type=int, help="most prompts of a launch; four times the rows, as it is built")
+    mining.add_argument("--format", choices=("bfloat16", "fp8"), required=True)
+    mining.add_argument("--layout", choices=("packed", "own-rows"), default="packed")
+    for each in (llama, mining):
+        each.add_argument("--context-mib", type=int, default=CONTEXT_MIB, help=f"assumed; {CONTEXT_MIB} by default")
+        each.add_argument("--seen-mib", type=int, help="what nvidia-smi shows of the worker's process")
+    said = parser.parse_args()
+    if said.engine == "llama":
+        engine = CardEngine(
+            slots=said.slots,
+            resident_heads=said.resident_heads,
+            max_input_tokens=said.input,
+            max_output_tokens=said.output,
+            step_token_budget=said.budget,
+            layout="unified" if said.pool_tokens else "streams",
+            pool_tokens=said.pool_tokens,
+            layers=said.layers,
+        )
+        report(llama_parts(engine), said.context_mib, said.seen_mib, {"engine": "llama"})
+        return
+    shape = ModelShape(said.layers, 4096, 11008, 32, 32, 128, 32000, 1e-5, 10000.0)
+    prompts = said.prompts or 4 * said.rows
+    packed = said.layout == "packed"
+    parts = mining_parts(shape, rows=said.rows, prompts=prompts, fp8=said.format == "fp8", packed=packed)
+    weights = "fp8" if said.format == "fp8" else "bfloat16"
+    planned = said.rows * ROW_TOKENS * activation_token_bytes(shape, weights, _CARDS, row_tokens=ROW_TOKENS)
+    report(parts, said.context_mib, said.seen_mib, {"engine": "mining", "planner_activations": planned})
+
+
+if __name__ == "__main__":
+    main()
