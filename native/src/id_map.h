@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +14,7 @@ namespace ifab {
 template <class Value>
 class IdMap {
  public:
-  explicit IdMap(size_t capacity) : capacity_(capacity), places_(std::bit_ceil(capacity * 2 + 2)) {}
+  explicit IdMap(size_t capacity) : capacity_(capacity), places_(std::bit_ceil(std::max<size_t>(capacity, 1) * 2)) {}
 
   size_t size() const { return size_; }
   size_t capacity() const { return capacity_; }
@@ -51,8 +52,12 @@ class IdMap {
 
   template <class Visit>
   void for_each(Visit visit) {
-    for (Place& place : places_) {
-      if (place.used) visit(place.id, place.value);
+    // Few are held as a rule, and an empty map is asked once more when an engine ends.
+    size_t left = size_;
+    for (auto place = places_.begin(); left > 0; ++place) {
+      if (!place->used) continue;
+      --left;
+      visit(place->id, place->value);
     }
   }
 
