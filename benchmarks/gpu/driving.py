@@ -41,6 +41,7 @@ class Served:
     """A suite that serves."""
 
     broker: str
+    broker_pid: int
     workers: tuple[int, ...]
     """Process ids."""
     cards: tuple[int, ...]
@@ -84,7 +85,7 @@ def suite(directory: Path, logs: Path, count: int = 1) -> Iterator[Served]:
             stack.enter_context(_ended(worker))
             workers.append(worker.pid)
         _wait_for(provisioner, len(seen))
-        yield Served(said["broker"]["address"], tuple(workers), tuple(seen))
+        yield Served(said["broker"]["address"], int(said["broker"]["pid"]), tuple(workers), tuple(seen))
 
 
 def run(
@@ -161,6 +162,16 @@ def card_mb() -> int:
     """Memory in use on the first card, in MB, as the driver counts it: everything that any process holds there."""
     with _driver() as nvml:
         return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(cards()[0])).used / 1e6)
+
+
+def worker_mib(served: Served) -> float | None:
+    """Memory of the first worker's process on its card, in MiB; None where the driver does not tell."""
+    with _driver() as nvml:
+        handle = nvml.nvmlDeviceGetHandleByIndex(served.cards[0])
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if process.pid == served.workers[0] and process.usedGpuMemory is not None:
+                return float(process.usedGpuMemory / 2**20)
+    return None
 
 
 @dataclass(slots=True)

@@ -13,11 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import statistics
-import subprocess
-import sys
-import time
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 
+from benchmarks.gpu.driving import card_mb, run, suite, worker_mib
 from benchmarks.gpu.mining_engine import ROW_TOKENS, RandomWeights, Runner, make_feeds, timed, torch_reference
 from engines.graph.tensorrt_lowering import ProfileRange, build_plan
 from engines.mining.directory import MiningEngine, write_directory
@@ -37,6 +34,8 @@ from ifabric.broker.v1 import broker_service_pb2_grpc as pb_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from benchmarks.gpu.driving import Served
 
 ROWS_A_MESSAGE = 64
 
@@ -108,14 +107,12 @@ def messages(prompts: list[Any], bad: set[int]) -> Iterator[Any]:
         yield pb.ExchangeRequest(open=first, requests=requests)
 
 
-def run_rows(address: str, prompts: list[Any], bad: set[int], keep: set[int]) -> tuple[float, dict[int, Any], Any, int]:
-    """Sends all rows; returns seconds, the kept vectors as uint16 words, the job's report, and how many rows failed."""
+def run_rows(address: str, prompts: list[Any], bad: set[int]) -> tuple[dict[int, Any], int]:
+    """Sends all rows; returns the vectors of those that are not bad, as uint16 words, and how many rows failed."""
     options = [("grpc.max_receive_message_length", 64 << 20)]
     kept: dict[int, Any] = {}
     failed = 0
     with grpc.insecure_channel(address, options=options) as channel:
-        begin = time.perf_counter()
-        report = None
         for answer in pb_grpc.BrokerServiceStub(channel).Exchange(messages(prompts, bad), timeout=500):
             for outcome in answer.outcomes:
                 index = int(outcome.request_id)
@@ -125,27 +122,24 @@ def run_rows(address: str, prompts: list[Any], bad: set[int], keep: set[int]) ->
                     continue
                 payload = outcome.finished.payload
                 assert len(payload.data) == 8192, payload.failure
-                if index in keep:
-                    assert zlib.crc32(payload.data) == payload.crc32
-                    kept[index] = np.frombuffer(payload.data, np.uint16).copy()
-            if answer.HasField("report"):
-                report = answer.report
-        return time.perf_counter() - begin, kept, report, failed
+                assert zlib.crc32(payload.data) == payload.crc32
+                kept[index] = np.frombuffer(payload.data, np.uint16).copy()
+        return kept, failed
 
 
-def memory_mb(reach: dict[str, Any]) -> dict[str, float]:
-    """Resident memory of broker and worker, and what the card has in use, in MB."""
-    import torch
+def memory_mb(served: Served) -> dict[str, float | None]:
+    """Resident memory of broker and worker, and what the card has in use, all and by the worker; MB and MiB."""
 
     def resident(pid: int) -> float:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * 4096 / 1e6
 
-    free, total = torch.cuda.mem_get_info()
+    broker, worker = resident(served.broker_pid), resident(served.workers[0])
     return {
-        "broker": round(resident(reach["broker"]["pid"])),
-        "worker": round(resident(reach["workers"][0]["pid"])),
-        "card": round((total - free) / 1e6),
+        "broker": round(broker),
+        "worker": round(worker),
+        "card": card_mb(),
+        "worker_on_card_mib": worker_mib(served),
     }
 
 
@@ -179,42 +173,32 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     directory, shape, weights, bare = build(arguments)
     print(f"bare loop {bare:,.0f} tokens/s", flush=True)
-    up = "from services.cli.main import main; main()"
-    command = [sys.executable, "-c", up, "up", "--json", "--free-ports", "--engine", str(directory)]
-    command += ["--logs", str(arguments.work / "logs")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as suite:
-        try:
-            assert suite.stdout is not None
-            reach = json.loads(suite.stdout.readline())
-            address = reach["broker"]["address"]
-            print("serving at", address, flush=True)
-            mixed = prompts_of(2000, shape.vocab_size, 1)
-            bad = set(range(0, 2000, 100))
-            _, kept, _, failed = run_rows(address, mixed, bad, set(range(2000)) - bad)
-            similar = cosines(shape, weights, mixed, kept)
-            print(f"{len(kept)} rows of mixed length, cosine min {min(similar):.5f}; {failed} bad rows", flush=True)
-            full = prompts_of(arguments.prompts, shape.vocab_size, ROW_TOKENS)
-            rates = []
-            memory = [memory_mb(reach)]
-            for _ in range(arguments.repeats):
-                seconds, _, report, _ = run_rows(address, full, set(), set())
-                rates.append(report.prompt_tokens_computed / seconds)
-                memory.append(memory_mb(reach))
-                print(memory[-1])
-                print(f"{len(full)} rows in {seconds:.2f} s, {rates[-1]:,.0f} tokens/s", flush=True)
-        finally:
-            suite.send_signal(signal.SIGTERM)
+    rates: dict[str, list[float]] = {"returned": [], "omitted": []}
+    with suite(directory, arguments.work / "logs") as served:
+        mixed = prompts_of(2000, shape.vocab_size, 1)
+        bad = set(range(0, 2000, 100))
+        kept, failed = run_rows(served.broker, mixed, bad)
+        similar = cosines(shape, weights, mixed, kept)
+        print(f"{len(kept)} rows of mixed length, cosine min {min(similar):.5f}; {failed} bad rows", flush=True)
+        full = prompts_of(arguments.prompts, shape.vocab_size, ROW_TOKENS)
+        memory = [memory_mb(served)]
+        for _ in range(arguments.repeats):
+            for name in rates:
+                ran = run(served, full, 0, payloads=name == "returned")
+                rates[name].append(ran.computed / ran.seconds)
+                print(f"{len(full)} rows, {name}, in {ran.seconds:.2f} s, {rates[name][-1]:,.0f} tokens/s", flush=True)
+            memory.append(memory_mb(served))
+            print(memory[-1], flush=True)
     figures = {
         "format": arguments.format,
         "layout": arguments.layout,
         "rows": arguments.rows,
         "layers": arguments.layers,
         "bare_tokens_per_s": bare,
-        "suite_tokens_per_s": statistics.median(rates),
-        "suite_tokens_per_s_min": min(rates),
-        "suite_tokens_per_s_max": max(rates),
+        "suite_tokens_per_s": rates,
+        "returned_over_omitted": statistics.median(rates["returned"]) / statistics.median(rates["omitted"]),
         "memory_mb_before_and_after_each": memory,
-        "suite_over_bare": statistics.median(rates) / bare,
+        "suite_over_bare": statistics.median(rates["returned"]) / bare,
         "cosine_min": min(similar),
         "cosine_median": statistics.median(similar),
         "rows_checked": len(similar),

@@ -92,7 +92,7 @@ def door(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield Door(running, contract(engines.texts), contract(engines.states))
 
 
-async def test_a_request_gets_the_same_tokens_alone_and_in_a_batch(door: Door) -> None:
+async def test_a_request_gets_the_same_tokens_alone_and_in_a_batch_where_that_is_promised(door: Door) -> None:
     requests = [door.request(f"r{number}", f"Question {number}:", most=10) for number in range(10)]
     for request in requests[::2]:
         request.sampling.temperature = 0.9
@@ -103,9 +103,10 @@ async def test_a_request_gets_the_same_tokens_alone_and_in_a_batch(door: Door) -
         for request in requests[:4]:
             alone = await broker.Generate(broker_service_pb2.GenerateRequest(request=request), timeout=20)
             batched = outcomes[request.request_id].finished.samples[0]
-            assert alone.result.samples[0].token_ids == batched.token_ids
-            assert alone.result.samples[0].text == batched.text
             assert 1 <= len(batched.token_ids) <= 10
+            if door.texts["capabilities"]["reproducible"]:
+                assert alone.result.samples[0].token_ids == batched.token_ids
+                assert alone.result.samples[0].text == batched.text
 
 
 async def test_a_shared_head_is_computed_once_and_counted_so(door: Door) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu.driving import card_mb, moved, random_prompts, run, shared_prompts, suite
+from benchmarks.gpu.driving import moved, random_prompts, run, shared_prompts, suite, worker_mib
 from benchmarks.gpu.llama_engine import CardEngine
 from benchmarks.gpu.stages.context import batched_bench
 
@@ -42,10 +42,9 @@ def measure(context: Context) -> dict[str, Any]:
     rates = batched_bench(context, HEAD + TAIL, OUT, SLOTS, 2048)
     print("bench:", rates, flush=True)
     prompts = shared_prompts(GROUPS, MEMBERS, HEAD, TAIL, 7)
-    before = card_mb()
     with suite(directory, context.logs) as served:
         run(served, random_prompts(64, 128, 99), 16)
-        loaded = card_mb() - before
+        loaded = worker_mib(served)
         shared = []
         for turn in range(context.repeats):
             shared.append(run(served, moved(prompts, turn), OUT))
@@ -57,7 +56,7 @@ def measure(context: Context) -> dict[str, Any]:
     return {
         "layout": context.layout,
         "bench": rates,
-        "card_mb": loaded,
+        "worker_mib": loaded,
         "shared": shared,
         "alone_part": alone,
         "bound_s": statistics.median(bounds),

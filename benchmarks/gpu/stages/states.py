@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 
-from benchmarks.gpu.driving import card_mb, random_prompts, run, suite
+from benchmarks.gpu.driving import random_prompts, run, suite, worker_mib
 from benchmarks.gpu.llama_engine import HEADS, HIDDEN, CardEngine
 from ifabric.broker.v1 import broker_service_pb2 as pb
 from ifabric.broker.v1 import broker_service_pb2_grpc as pb_grpc
@@ -37,11 +37,10 @@ def measure(context: Context) -> dict[str, Any]:
     lengths = np.linspace(1, PROMPT, CHECKED).astype(int)
     asked = [random_prompts(1, int(length), 50 + int(length))[0] for length in lengths]
     rates: dict[str, list[float]] = {"returned": [], "omitted": []}
-    before = card_mb()
     with suite(directory, context.logs) as served:
-        loaded = card_mb() - before
         found = _states(served.broker, asked)
         run(served, random_prompts(512, PROMPT, 1), 0, payloads=True)
+        loaded = worker_mib(served)
         for turn in range(context.repeats):
             for name in rates:
                 ran = run(served, random_prompts(ROWS, PROMPT, 10 + turn), 0, payloads=name == "returned")
@@ -50,7 +49,7 @@ def measure(context: Context) -> dict[str, Any]:
     cosines = [_cosine(ours, theirs) for ours, theirs in zip(found, _reference(context, asked), strict=True)]
     return {
         "layout": context.layout,
-        "card_mb": loaded,
+        "worker_mib": loaded,
         "cosine_min": min(cosines),
         "cosine_median": statistics.median(cosines),
         "prompt_tokens_per_s": rates,
