@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1024)
     parser.add_argument("--budget", type=int, default=4096)
     parser.add_argument("--layout", choices=["streams", "unified"], default="streams", help="of heads and states")
+    parser.add_argument("--only", nargs="+", default=[], metavar="LAYER", help="of layers; all where absent")
     parser.add_argument("--minutes", type=float, default=5.0, help="of the long run of layers; 0: none")
     words = parser.parse_args()
     words.work.mkdir(parents=True, exist_ok=True)
@@ -62,6 +63,7 @@ def main() -> None:
         budget=words.budget,
         layout=words.layout,
         minutes=words.minutes,
+        only=tuple(words.only),
     )
     stage = importlib.import_module(f"benchmarks.gpu.stages.{words.stage}")
     figures = {"stage": words.stage, **stage.measure(context)}

@@ -32,6 +32,7 @@ class Context:
     budget: int
     layout: str
     minutes: float
+    only: tuple[str, ...]
 
     @property
     def logs(self) -> Path:

@@ -57,7 +57,7 @@ def measure(context: Context) -> dict[str, Any]:
     if len(cards()) > 1:
         ladder.append(Layer("second", 4 * STOCK_SLOTS, context.budget, grouped=True, cards=2))
     rows: list[dict[str, Any]] = []
-    for layer in ladder:
+    for layer in [layer for layer in ladder if not context.only or layer.name in context.only]:
         row = _row(context, layer, prompts)
         row["gain"] = row["prompts_per_s"] / rows[-1]["prompts_per_s"] if rows else 1.0
         rows.append(row)
