@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules --no-print-directory
-.PHONY: help setup proto build engine run up test test-native test-threads test-python test-long chaos soak fuzz lint format check site clean
+.PHONY: help setup proto build engine run up test test-native test-threads test-python test-long test-k8s chaos soak fuzz lint format check site clean
 
 bin := .venv/bin
 cores := $(shell nproc)
@@ -13,7 +13,7 @@ native_sources = $(shell git ls-files 'native/*.h' 'native/*.c' 'native/*.cpp')
 python_sources := services engines benchmarks tests examples clients
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Install what a build needs: Debian packages, .venv, generated protos.
 	@scripts/bootstrap
@@ -49,8 +49,8 @@ test-python: engine ## Run the Python tests, end-to-end ones included.
 	@scripts/grpcurl
 	@scripts/tritonclient
 	@scripts/kustomize
-	@$(bin)/pytest -m "not slow and not gpu and not e2e" -n $(cores) --dist worksteal
-	@$(bin)/pytest -m "e2e and not slow and not gpu" -n $(cores) --dist loadfile
+	@$(bin)/pytest -m "not slow and not gpu and not k8s and not e2e" -n $(cores) --dist worksteal
+	@$(bin)/pytest -m "e2e and not slow and not gpu and not k8s" -n $(cores) --dist loadfile
 
 chaos: build ## Do to a whole suite what public reports describe of others, and a short soak.
 	@$(bin)/pytest tests/chaos -n0 --timeout 300
@@ -62,6 +62,13 @@ test-long: engine ## Run what is too long for `make test`, the thread sanitizer 
 	@IFAB_TEST_LONG=1 TEST_LIMIT_S=1800 scripts/native test dev tsan
 	@scripts/grpcurl
 	@$(bin)/pytest -m slow --timeout 1800
+
+test-k8s: engine ## Run the suite in pods of a real Kubernetes, started here for it; as root, some minutes the first time.
+	@scripts/bootstrap kube
+	@scripts/kustomize
+	@scripts/kube/build
+	@scripts/images
+	@$(bin)/pytest -m k8s tests/k8s -n0 -p no:randomly --timeout 900
 
 fuzz: setup ## Run the fuzz targets for SECONDS each (60).
 	@scripts/bootstrap fuzz

@@ -92,19 +92,19 @@ def test_the_lock_has_every_package_that_the_project_names() -> None:
 
 
 def test_every_verb_that_documents_name_exists() -> None:
-    targets = set(re.findall(r"(?m)^([a-z%-]+):", text(ROOT / "Makefile")))
+    targets = set(re.findall(r"(?m)^([a-z0-9%-]+):", text(ROOT / "Makefile")))
     benchmarks = {f"bench-{path.stem.replace('_', '-')}" for path in (ROOT / "benchmarks").glob("*.py")}
     documents = [path for path in FILES if path.suffix in {".md", ".proto"}]
-    named_verbs = {verb for path in documents for verb in re.findall(r"`make ([a-z-]+)", text(path))}
-    named_verbs |= set(re.findall(r"(?m)^\$? ?make ([a-z-]+)", text(ROOT / "README.md")))
+    named_verbs = {verb for path in documents for verb in re.findall(r"`make ([a-z0-9-]+)", text(path))}
+    named_verbs |= set(re.findall(r"(?m)^\$? ?make ([a-z0-9-]+)", text(ROOT / "README.md")))
     assert {"run", "test"} <= named_verbs
     assert named_verbs - targets - benchmarks - {"bench-"} == set()
 
 
 def test_every_verb_says_what_it_does() -> None:
     makefile = text(ROOT / "Makefile")
-    targets = set(re.findall(r"(?m)^([a-z%-]+):", makefile))
-    described = set(re.findall(r"(?m)^([a-z%-]+):.*## .+", makefile))
+    targets = set(re.findall(r"(?m)^([a-z0-9%-]+):", makefile))
+    described = set(re.findall(r"(?m)^([a-z0-9%-]+):.*## .+", makefile))
     assert targets == described
 
 

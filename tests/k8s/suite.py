@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the overlay `ci` expects to find, and a client in a namespace of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from engines.simulated import ABSENT, SimulatedEngine, Simulation, write_simulated_engine
+from services.common.contract import engine_digest
+from tests.k8s.cluster import ARCHIVES, NAMESPACE, Cluster, render, secret
+from tests.support.authority import Authority
+from tests.support.processes import ROOT
+from tests.support.suite import ENGINE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLIENTS = "ifabric-clients"
+"""Namespace of the client, which the network policies let in by its label."""
+KEY: Final = "ifab_key-of-the-client-in-the-test-cluster"
+TOLD: Final = {"engine_id": "simulated-test", "time_mode": "real", "step_us": 20_000, "slots": 8}
+"""The simulated engine: 20 ms a step, so that a job of a few hundred rows lasts long enough to disturb it."""
+BUDGET: Final = "limits.step_token_budget"
+IMAGES: Final = ("services", "broker", "provisioner", "worker-cpu", "postgresql")
+
+
+def write_engines(folder: Path) -> dict[str, Path]:
+    """Writes the engine of each tier of the overlay, and returns where."""
+    engines = {"cpu-generate": ENGINE, "simulated": folder / "simulated", "unbudgeted": folder / "unbudgeted"}
+    write_simulated_engine(engines["simulated"], **TOLD)
+    write_simulated_engine(engines["unbudgeted"], engine_id="unbudgeted", contract_changes={BUDGET: ABSENT})
+    return engines
+
+
+def archives(engines: dict[str, Path]) -> list[Path]:
+    """Builds the images of the engines and of the database, and returns all that the overlay names.
+
+    Raises:
+        AssertionError: an image of the suite is not there.
+    """
+    for tier, engine in engines.items():
+        _build("engine", str(engine), f"engine-{tier}")
+    _build("file", "tests/k8s/postgresql/Containerfile", "postgresql")
+    found = [ARCHIVES / f"{name}.tar" for name in (*IMAGES, *(f"engine-{tier}" for tier in engines))]
+    missing = [archive.name for archive in found if not archive.exists()]
+    assert not missing, f"{missing} are not there: run scripts/images first"
+    return found
+
+
+def _build(*words: str) -> None:
+    done = subprocess.run(
+        [ROOT / "scripts" / "images", *words], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def expected(folder: Path, engines: dict[str, Path], volume: Path) -> list[dict[str, Any]]:
+    """What the overlay does not bring itself: secrets, digests of engines, a volume; and the client's namespace."""
+    authority = Authority(folder)
+    objects: list[dict[str, Any]] = []
+    for role in ("broker", "provisioner", "worker", "operator"):
+        root, key, certificate = authority.issue(role).pem()
+        objects.append(secret(f"{role}-tls", {"ca.crt": root, "tls.key": key, "tls.crt": certificate}))
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    access = f'[[keys]]\nid = "client"\nsha256 = "{digest}"\ntenant = "acme"\nscopes = ["generate", "jobs"]\n'
+    url = "postgresql://ifabric@postgresql:5432/jobs"
+    objects.append(secret("broker-access", {"access.toml": access.encode()}))
+    objects.append(secret("broker-journal", {"url": url.encode(), "password": b"a-password-of-the-test"}))
+    digests = {tier: engine_digest(engine) for tier, engine in engines.items()}
+    objects.append(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "engines", "namespace": NAMESPACE},
+         "data": digests}
+    )  # fmt: skip
+    volume.mkdir(exist_ok=True)
+    volume.chmod(0o777)
+    objects.append(
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "brokers"},
+         "spec": {"capacity": {"storage": "200Gi"}, "accessModes": ["ReadWriteMany"],
+                  "hostPath": {"path": str(volume), "type": "Directory"}}}
+    )  # fmt: skip
+    access_of_client = {"ca.crt": authority.path.read_bytes(), "token": KEY.encode()}
+    objects.append(secret("client", access_of_client, namespace=CLIENTS))
+    return objects
+
+
+def namespaces() -> list[dict[str, Any]]:
+    """The suite's namespace as the overlay has it, and the client's, restricted too."""
+    [own] = [each for each in render("ci") if each["kind"] == "Namespace"]
+    labels = {**own["metadata"]["labels"], "ifabric/clients": "yes"}
+    labels.pop("app.kubernetes.io/part-of", None)
+    return [own, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": CLIENTS, "labels": labels}}]
+
+
+def client_pod() -> dict[str, Any]:
+    """A pod that waits for `kubectl exec`, as a tenant's would work: with a token, and no certificate."""
+    environment = {
+        "IFAB_CLI_BROKER": f"broker.{NAMESPACE}.svc:7600",
+        "IFAB_CLI_TLS_CA": "/run/client/ca.crt",
+        "IFAB_CLI_TOKEN_FILE": "/run/client/token",
+    }
+    return {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client", "namespace": CLIENTS},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "securityContext": {
+                "runAsNonRoot": True, "runAsUser": 10002, "seccompProfile": {"type": "RuntimeDefault"}
+            },
+            "containers": [{
+                "name": "client", "image": "ifabric/services:dev", "imagePullPolicy": "IfNotPresent",
+                "command": ["python", "-c", "import signal; signal.sigwait({signal.SIGTERM})"],
+                "env": [{"name": name, "value": value} for name, value in environment.items()],
+                "securityContext": {
+                    "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
+                },
+                "volumeMounts": [
+                    {"name": "client", "mountPath": "/run/client", "readOnly": True},
+                    {"name": "tmp", "mountPath": "/tmp"},
+                ],
+            }],
+            "volumes": [
+                {"name": "client", "secret": {"secretName": "client"}}, {"name": "tmp", "emptyDir": {}}
+            ],
+        },
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A bulk job in the client's pod."""
+
+    cluster: Cluster
+    name: str
+    process: subprocess.Popen[str]
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """The rows that the client has so far, by id; a row that is there twice fails the test."""
+        text = in_client(self.cluster, "cat", f"/tmp/{self.name}.out", check=False)
+        rows = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        found = {row["id"]: row for row in rows}
+        assert len(found) == len(rows), f"{len(rows) - len(found)} rows came twice"
+        return found
+
+    def report(self, *, within_s: float) -> dict[str, Any]:
+        """Waits for the end and returns the job's report."""
+        out, err = self.process.communicate(timeout=within_s)
+        assert self.process.returncode == 0, f"status {self.process.returncode}: {out[-2000:]}\n{err[-2000:]}"
+        return dict(json.loads(out.splitlines()[-1]))
+
+
+def in_client(cluster: Cluster, *words: str, stdin: str | None = None, check: bool = True, within_s: float = 60) -> str:
+    """Runs a command in the client's pod."""
+    return cluster.kubectl(
+        "exec", "-i", "-n", CLIENTS, "client", "--", *words, stdin=stdin, check=check, within_s=within_s
+    )
+
+
+def start_job(cluster: Cluster, name: str, rows: str, *options: str) -> Job:
+    """Has the client's pod run rows as a job through the broker's Service."""
+    in_client(cluster, "sh", "-c", f"cat > /tmp/{name}.in", stdin=rows)
+    command = cluster.command(
+        "exec", "-n", CLIENTS, "client", "--", "ifab", "bulk", "run", f"/tmp/{name}.in", "-o", f"/tmp/{name}.out",
+        "--job", name, "--json", *options,
+    )  # fmt: skip
+    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return Job(cluster, name, process)
+
+
+def simulated_rows(name: str, count: int, *, tokens: int = 24) -> tuple[str, dict[str, list[int]]]:
+    """Rows for the simulated engine, and the tokens that each must bring."""
+    simulation = Simulation(SimulatedEngine(**TOLD))
+    rows: list[str] = []
+    wanted: dict[str, list[int]] = {}
+    for number in range(count):
+        prompt = list(f"head {number % 8} of the job, shared by many rows. {name} {number}".encode())
+        row = {"id": f"row-{number}", "token_ids": prompt, "max_tokens": tokens, "return_token_ids": True}
+        rows.append(json.dumps(row))
+        wanted[f"row-{number}"] = simulation.tokens(prompt, tokens)
+    return "\n".join(rows) + "\n", wanted
