@@ -159,14 +159,16 @@ def _configuration(engine: CardEngine) -> bytes:
         "batch_threads": engine.threads,
         "kv_type": "f16",
         "reproducible": False,
-        "payload": {"layers": engine.payload_layers, "dtype": "float32"} if engine.payload_layers else NOT_APPLICABLE,
+        "payload": {"layers": list(engine.payload_layers), "dtype": "float32"}
+        if engine.payload_layers
+        else NOT_APPLICABLE,
     }
     return json.dumps(document, indent=1).encode()
 
 
 def _contract(engine: CardEngine, files: dict[str, FileFacts], card: str, capability: str) -> bytes:
-    shape = [len(engine.payload_layers), HIDDEN][-1 if len(engine.payload_layers) == 1 else 0 :]
-    payload = {"shape": shape, "dtype": "float32", "layers": engine.payload_layers}
+    shape = [HIDDEN] if len(engine.payload_layers) == 1 else [len(engine.payload_layers), HIDDEN]
+    payload = {"shape": shape, "dtype": "float32", "layers": list(engine.payload_layers)}
     generates = engine.max_output_tokens > 0
     weights = 2 * (2 * VOCABULARY * HIDDEN + engine.layers * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * INTERMEDIATE))
     memory = weights + cache_bytes(engine) + (2 << 30)
