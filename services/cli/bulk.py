@@ -14,6 +14,7 @@ from typing import Annotated, Any, BinaryIO
 import orjson
 import typer
 
+from ifabric.broker.v1 import job_service_pb2 as pb
 from services.cli import options, progress
 from services.cli.connection import channel, in_the_clear
 from services.cli.files.formats import Format, rows_of
@@ -160,10 +161,13 @@ async def _run(command: _Command, as_json: bool) -> None:
             kept = await jobs.served()  # before older results are overwritten
             given = await whole.open_input(command.file, command.format, command.wishes, to_broker, provisioner)
             verbs.say(given.source.note)
-            said = await _predicted(to_broker, given, command)
+            said, early = await _predicted(to_broker, given, command), ""
             tell = stack.enter_context(progress.shown(as_json=as_json))
             if kept:
-                report = await _kept(jobs, given, command, tell)
+                job = await _kept(jobs, given, command, tell)
+                report = job_report(job)
+                if job.state == pb.JOB_STATE_CANCELLED:
+                    early = f"the job {job.spec.job_id} ended early ({job.state_reason}), --fresh runs it again: "
             else:
                 report = await _streamed(to_broker, given, command, tell)
             if said is not None:
@@ -171,9 +175,7 @@ async def _run(command: _Command, as_json: bool) -> None:
     except OSError as error:
         raise CommandError(f"{error.filename or command.output}: {error.strerror}") from error
     _print_report(report, command, as_json=as_json)
-    if report["failed"]:
-        told = f"{report['failed']:,} of {report['requests']:,} rows failed; see {command.errors}"
-        raise CommandError(told, reported=True)  # the report on stdout carries it
+    verbs.check_none_failed(report["failed"], report["requests"], command.errors, early=early)
 
 
 def _check_files(command: _Command) -> None:
@@ -196,16 +198,15 @@ async def _predicted(to_broker: Any, given: whole.Input, command: _Command) -> d
     return await analysis.analyze(to_broker, given, silence_s=command.silence_s)
 
 
-async def _kept(jobs: Jobs, given: whole.Input, command: _Command, tell: whole.Tell) -> dict[str, Any]:
+async def _kept(jobs: Jobs, given: whole.Input, command: _Command, tell: whole.Tell) -> pb.Job:
     """Runs the file as a job that the broker keeps."""
     files = command.output, command.errors
     try:
-        job = await whole.run_whole(jobs, given, files, tell, command.silence_s, fresh=command.fresh)
+        return await whole.run_whole(jobs, given, files, tell, command.silence_s, fresh=command.fresh)
     except asyncio.CancelledError:
         again = "the same command, without --fresh," if command.fresh else "the same command"
         verbs.say(f"the job {given.spec.job_id} is kept; {again} goes on where it was")
         raise
-    return job_report(job)
 
 
 async def _streamed(to_broker: Any, given: whole.Input, command: _Command, tell: whole.Tell) -> dict[str, Any]:

@@ -96,11 +96,11 @@ def test_a_byte_order_mark_and_carriage_returns_are_no_part_of_rows() -> None:
     assert rows[1].request.prompt.text == "y\r"
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
-def test_a_file_of_wide_characters_is_refused_as_a_whole(encoding: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_a_file_of_wide_characters_is_refused_as_a_whole(encoding: str, mark: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    mark = b"\xfe\xff" if encoding == "utf-16-be" else b""
-    path.write_bytes(mark + '{"prompt": "x"}\n'.encode(encoding))
+    path.write_bytes((mark + '{"prompt": "x"}\n').encode(encoding))
     with pytest.raises(CommandError, match="rows are UTF-8"):
         read(path)
 
@@ -156,6 +156,8 @@ COMPRESSED = {
     GZIP: gzip.compress(ROWS),
     ZSTD: zstandard.ZstdCompressor(write_checksum=True).compress(ROWS),
 }
+SKIPPED = b"\x5d\x2a\x4d\x18\x04\x00\x00\x00size"
+"""A frame of zstd's that holds nothing to read."""
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst"])
@@ -176,8 +178,12 @@ def test_parts_that_were_compressed_one_by_one_are_one_file(packing: str, tmp_pa
     pack = gzip.compress if packing == GZIP else zstandard.compress
     path = tmp_path / "rows"
     half = ROWS.index(b"\n", len(ROWS) // 2) + 1
-    path.write_bytes(pack(ROWS[:half]) + pack(ROWS[half:]))
+    parts = pack(ROWS[:half]), pack(ROWS[half:])
+    path.write_bytes(b"".join(parts))
     assert len(read(path)) == 1000
+    if packing == ZSTD:
+        path.write_bytes(b"".join(SKIPPED + part for part in parts) + SKIPPED)
+        assert len(read(path)) == 1000
 
 
 @pytest.mark.parametrize("packing", [GZIP, ZSTD])

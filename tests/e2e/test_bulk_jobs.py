@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sqlite3
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from engines.simulated import Simulation, write_simulated_engine
+from services.cli.jobs.output import lock
 from tests.support.suite import end, run, start, up
 from tests.support.waiting import block_until
 
@@ -86,6 +88,17 @@ def shards_are(folder: Path, count: int) -> bool:
     return len(list(folder.glob("shard-*.safetensors"))) >= count
 
 
+@contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Has a folder as a command has it that writes there."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        lock(handle, folder)
+        yield
+    finally:
+        os.close(handle)
+
+
 def kill_when(words: tuple[str, ...], condition: Any) -> None:
     """Starts a command and kills it, without a chance to clean up, once the condition holds."""
     process = start(*words)
@@ -135,9 +148,9 @@ def test_a_client_that_is_killed_again_and_again_writes_what_an_undisturbed_one_
 def test_verbs_change_and_show_a_job(keeper: RunningSuite, prompts: Path, tmp_path: Path) -> None:
     to = ("--broker", keeper.broker, "--tenant", "verbs", "--json")
 
-    def said(verb: str, *words: str) -> dict[str, Any]:
+    def said(verb: str, *words: str, status: int = 0) -> dict[str, Any]:
         done = run("bulk", verb, *words, *to)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == status, done.stderr
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
     # No engine of that name serves, so the job is there as long as it takes to change it.
@@ -152,7 +165,8 @@ def test_verbs_change_and_show_a_job(keeper: RunningSuite, prompts: Path, tmp_pa
     assert said("cancel", "verbs")["state"] == "cancelled"
     assert said("watch", "verbs")["state"] == "cancelled"
     out, errors = tmp_path / "results.jsonl", tmp_path / "wrong.jsonl"
-    assert said("results", "verbs", "-o", str(out), "--errors", str(errors), "--follow")["failed"] == ROWS
+    collect = ("results", "verbs", "-o", str(out), "--errors", str(errors), "--follow")
+    assert said(*collect, status=1)["failed"] == ROWS
     assert (lines_of(out), lines_of(errors)) == (0, ROWS)
     assert json.loads(errors.read_text().splitlines()[0])["error"]["code"] == "CANCELLED"
     assert said("delete", "verbs") == {"deleted": "verbs"}
@@ -238,8 +252,13 @@ def test_mining_that_is_killed_goes_on_and_every_row_lies_where_the_index_says(
     words = ("mine", str(rows), "-o", str(folder), "--broker", keeper.broker, "--shard-mb", "1", "--json")
     for shards in (1, 2):
         kill_when(words, functools.partial(shards_are, folder, shards))
+    with holding(folder):
+        second = run(*words)
+    assert second.returncode == 1
+    assert f"another command writes to {folder}" in second.stderr
     done = run(*words, within_s=120)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"ifab: 3 of 6,000 rows failed; see {folder / 'errors.jsonl'}"
     said = json.loads(done.stdout)
     assert (said["rows"], said["failed"]) == (5_997, 3)
     assert [json.loads(line)["id"] for line in (folder / "errors.jsonl").read_text().splitlines()] == [

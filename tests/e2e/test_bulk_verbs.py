@@ -120,7 +120,7 @@ def test_a_job_that_is_cancelled_half_way_keeps_its_results_and_has_an_error_for
         end(watch)
     cancelled = said(suite, "cancel", "half")
     assert cancelled["state"] == "cancelled"
-    counted = said(suite, "results", "half", "-o", str(out), "--follow")
+    counted = said(suite, "results", "half", "-o", str(out), "--follow", status=1)
     assert (counted["rows"], counted["failed"]) == (ROWS, ROWS - cancelled["finished"])
     assert 0 < cancelled["finished"] < ROWS
     errors = documents(tmp_path / "out.errors.jsonl")
@@ -132,8 +132,12 @@ def test_a_job_that_is_cancelled_half_way_keeps_its_results_and_has_an_error_for
 def test_a_job_is_given_up_at_its_deadline(suite: RunningSuite, tmp_path: Path) -> None:
     rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     rows.write_text('{"id": "a", "prompt": "x", "max_tokens": 1}\n{"id": "b", "prompt": "y", "max_tokens": 1}\n')
-    report = said(suite, "run", str(rows), "-o", str(out), "--engine-id", "none", "--deadline", "2", status=1)
+    words = ("bulk", "run", str(rows), "-o", str(out), "--engine-id", "none", "--deadline", "2")
+    done = run(*words, "--broker", suite.broker, "--json")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
     assert (report["requests"], report["failed"]) == (2, 2)
+    assert "ended early (its deadline has passed), --fresh runs it again: 2 of 2 rows failed" in done.stderr
     errors = documents(tmp_path / "out.errors.jsonl")
     assert [(each["id"], each["error"]["code"]) for each in errors] == [
         ("a", "DEADLINE_EXCEEDED"),
@@ -148,6 +152,11 @@ def test_defaults_are_for_rows_that_set_none(suite: RunningSuite, tmp_path: Path
     words = (str(rows), "-o", str(out), "--engine-id", "texts", "--defaults")
     said(suite, "run", *words, '{"max_tokens": 2, "ignore_end": true}')
     assert [each["usage"]["generated_tokens"] for each in documents(out)] == [2, 5]
+    before = out.read_bytes()
+    said(suite, "submit", str(rows), "--engine-id", "texts", "--job", "longer", "--defaults", '{"max_tokens": 3}')
+    other = run("bulk", "results", "longer", "-o", str(out), "--follow", "--broker", suite.broker)
+    assert (other.returncode, out.read_bytes()) == (1, before)
+    assert "not the beginning of what the job longer brings" in other.stderr, "the ids are the same, the answers not"
     for wrong, says in (
         ('{"prompt": "x"}', "--defaults has prompt"),
         ('{"max_tokens": "many"}', "max_tokens is text"),

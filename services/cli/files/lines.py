@@ -19,6 +19,8 @@ LINE_BYTES_MAX = 8 * 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
 _UTF8_MARK = b"\xef\xbb\xbf"
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_LOOKED_AT_BYTES = 4
+"""Beginning of a text that shows, without a mark, that a character has two or four bytes: one of them is zero."""
 
 
 class Readable(Protocol):
@@ -52,8 +54,8 @@ def read_lines(stream: Readable, *, limit_bytes: int = LINE_BYTES_MAX) -> Iterat
             continue
         line = data
         if number == 1:
-            if line.startswith(_WIDE_MARKS):
-                raise CommandError("rows are UTF-8, and the file begins with the mark of UTF-16 or UTF-32")
+            if line.startswith(_WIDE_MARKS) or 0 in line[:_LOOKED_AT_BYTES]:
+                raise CommandError("rows are UTF-8, and the file begins as UTF-16 or UTF-32 does")
             line = line.removeprefix(_UTF8_MARK)
         line = line.removesuffix(b"\r")
         if line and not line.isspace():

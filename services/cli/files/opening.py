@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PLAIN, GZIP, ZSTD, PARQUET = "plain", "gzip", "zstd", "parquet"
-_MAGIC = {b"\x1f\x8b": GZIP, b"\x28\xb5\x2f\xfd": ZSTD, b"PAR1": PARQUET}
+_MAGIC = {
+    b"\x1f\x8b": GZIP,
+    b"\x28\xb5\x2f\xfd": ZSTD,
+    # A frame that is skipped: what compresses with several threads, or so that one can seek, begins with one.
+    **{bytes([low]) + b"\x2a\x4d\x18": ZSTD for low in range(0x50, 0x60)},
+    b"PAR1": PARQUET,
+}
 _SUFFIXES = {".gz": GZIP, ".gzip": GZIP, ".zst": ZSTD, ".zstd": ZSTD, ".parquet": PARQUET}
 _READ_BYTES = 1024 * 1024
 _ZSTD_BYTES = 512

@@ -17,31 +17,45 @@ if TYPE_CHECKING:
     from services.cli.jobs.output import Output
 
 
-async def check_continues(jobs: Jobs, job: pb.Job, output: Output) -> None:
+async def check_continues(jobs: Jobs, job: pb.Job, output: Output, *, otherwise: str = "name another file") -> None:
     """Makes sure that what the files hold is the beginning of this job's output.
+
+    The first row and the last one are compared, word for word: other jobs of the same rows have the same ids.
+
+    Args:
+        jobs: Where the job is.
+        job: The job.
+        output: What is there.
+        otherwise: What to do where it is not, for the sentence.
 
     Raises:
         CommandError: It is not.
     """
     if output.rows == 0:
         return
-    last = None
+    first = last = None
     if output.rows <= job.durable_rows:
-        request = pb.FetchResultsRequest(job_id=job.spec.job_id, tenant=jobs.tenant, first_row=output.rows - 1)
-        call = jobs.stub.FetchResults(request)
-        try:
-            with translated():
-                async for message in call:
-                    if message.results:
-                        last = message.results[0]
-                        break
-        finally:
-            call.cancel()
-    if last is None or last.row_id not in output.last_ids():
+        first, last = await _result(jobs, job, 0), await _result(jobs, job, output.rows - 1)
+    if first is None or last is None or not (output.begins_with(first) and output.ends_with(last)):
         raise CommandError(
-            f"the output's {output.rows:,} rows are not the beginning of what the job {job.spec.job_id} brings; name "
-            "another file, or give --fresh to run everything again"
+            f"the output's {output.rows:,} rows are not the beginning of what the job {job.spec.job_id} brings; "
+            f"{otherwise}"
         )
+
+
+async def _result(jobs: Jobs, job: pb.Job, row: int) -> pb.RowResult | None:
+    """A row's result, or None where it has not ended."""
+    request = pb.FetchResultsRequest(job_id=job.spec.job_id, tenant=jobs.tenant, first_row=row)
+    call = jobs.stub.FetchResults(request)
+    try:
+        with translated():
+            async for message in call:
+                if message.results:
+                    found: pb.RowResult = message.results[0]
+                    return found
+    finally:
+        call.cancel()
+    return None
 
 
 async def collect(

@@ -21,7 +21,7 @@ from services.cli.jobs.collect import check_continues, collect
 from services.cli.jobs.document import COLUMNS, job_columns, job_document, job_row
 from services.cli.jobs.output import Output, check_writable, errors_beside
 from services.cli.jobs.spec import Wishes
-from services.cli.running import run, write_columns, write_json
+from services.cli.running import CommandError, run, write_columns, write_json
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="Rows: JSON lines, an OpenAI batch file, CSV, Parquet.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="Format of FILE; `auto` looks at what it holds.")]
@@ -49,6 +49,16 @@ def say(sentence: str) -> None:
     if sentence:
         sys.stderr.write(f"ifab: {sentence}\n")
         sys.stderr.flush()
+
+
+def check_none_failed(failed: int, rows: int, errors: Path, *, early: str = "") -> None:
+    """What ends a command whose rows have all been written; its last words on stdout carry the counts already.
+
+    Raises:
+        CommandError: A row failed, or the job ended `early`.
+    """
+    if failed or early:
+        raise CommandError(f"{early}{failed:,} of {rows:,} rows failed; see {errors}", reported=True)
 
 
 def submit(
@@ -144,6 +154,8 @@ def results(
 ) -> None:
     """Write the results of a job, in the order of its rows, after those that OUTPUT holds already.
 
+    The exit status is 0 where no row that OUTPUT and the file of errors hold failed, else 1.
+
     Example: ifab bulk results prompts-0123456789abcdef -o results.jsonl --follow
     """
 
@@ -165,6 +177,7 @@ def results(
         else:
             said = f"{counted['rows']:,} of {counted['total']:,} rows, {counted['failed']:,} failed"
             sys.stdout.write(f"{output}: {said}\n")
+        check_none_failed(files.failed, files.rows, failures)
 
     run(work(), as_json=as_json)
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _CALL_S = 5.0
 _WITHOUT_ROWS = frozenset({pb.JOB_STATE_UPLOADING, pb.JOB_STATE_PAUSED, pb.JOB_STATE_STALLED})
 """States in which a job may not have all its rows yet."""
+_OTHERWISE = "name another file, or give --fresh to run everything again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ async def run_whole(
     job = job or await jobs.create(spec)
     with Output(*files, given.layout.shape(job.create_time.seconds), fresh=made) as output:
         if not made:
-            await check_continues(jobs, job, output)
+            await check_continues(jobs, job, output, otherwise=_OTHERWISE)
         if job.state in _WITHOUT_ROWS:
             job = await _fill(jobs, job, given, tell, silence_s)
         total = job.durable_rows

@@ -42,7 +42,8 @@ def mine(
 ) -> None:
     """Write the hidden state of every row of FILE into shards (safetensors) in DIR, and where each row lies.
 
-    Killed at any moment, the same command goes on after the last shard that is whole. docs/bulk.md describes the files.
+    The exit status is 0 where every row has its hidden state, else 1. Killed at any moment, the same command goes on
+    after the last shard that is whole. docs/bulk.md describes the files.
 
     Example: ifab mine examples/prompts.jsonl -o states
     """
@@ -79,7 +80,13 @@ def mine(
                     counts = await mine_rows(to_broker, described, output, tell)
             except sqlite3.Error as error:
                 raise CommandError(f"{output}: the index cannot be used: {error}") from error
+            except OSError as error:
+                raise CommandError(f"{error.filename or output}: {error.strerror}") from error
+            except asyncio.CancelledError:
+                verbs.say(f"the shards in {output} that are whole are kept; the same command goes on after them")
+                raise
         _show(summary(described, counts, began), output, as_json=as_json)
+        verbs.check_none_failed(counts.failed, counts.rows + counts.failed, output / ERRORS_FILE)
 
     run(work(), as_json=as_json)
 

@@ -7,6 +7,7 @@ stays at the broker: rows whose shard does not count yet run again after a crash
 
 from __future__ import annotations
 
+import os
 import time
 import zlib
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from services.cli.files.formats import rows_of
 from services.cli.files.rows import BadRow, Row
 from services.cli.job import stream_rows
 from services.cli.jobs.calls import Patience
+from services.cli.jobs.output import lock
 from services.cli.mine.index import Counts, FailedRow, Index, MinedRow
 from services.cli.mine.shards import Form, ShardWriter, sweep
 from services.cli.progress import Reading
@@ -76,7 +78,7 @@ async def mine(to_broker: grpc.aio.Channel, run: Mine, folder: Path, tell: Calla
     """Runs what is missing in a folder, and returns what is there then.
 
     Raises:
-        CommandError: The folder is of another run, the file is not what it should be, or payloads are damaged.
+        CommandError: The folder is another's, the file is not what it should be, or payloads are damaged.
         FabricError: The broker refuses, or did not answer for too long.
         OSError: The disk is full, or the like.
     """
@@ -104,9 +106,20 @@ async def mine(to_broker: grpc.aio.Channel, run: Mine, folder: Path, tell: Calla
 
 
 @contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps other commands out: what one of them writes, another would take for what a crash left."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        lock(handle, folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
 def _opened(folder: Path, run: Mine) -> Iterator[Index]:
     folder.mkdir(parents=True, exist_ok=True)
-    with Index(folder) as index:
+    with _locked(folder), Index(folder) as index:
         _check(index, run, folder)
         sweep(folder, index.files())
         yield index
