@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PROMPT = 128
 CHECKED = 12
-ROWS = 4096
+ROWS = 2048
 
 
 def measure(context: Context) -> dict[str, Any]:
