@@ -131,3 +131,89 @@ def test_a_holder_that_is_full_is_not_waited_for() -> None:
     bench.submit(work([3] * 9))
     (second,) = bench.give()
     assert second.worker.node_id == "w2"
+
+
+def _with_held_heads(groups: int, head_tokens: int, *, sequences: int) -> tuple[Bench, Worker, dict[int, list[int]]]:
+    """Two workers, the first of which holds the heads of earlier work."""
+    bench = Bench()
+    holder = bench.worker("holder", sequences=sequences)
+    heads = {group: [100 + group] * head_tokens for group in range(groups)}
+    for head in heads.values():
+        bench.submit(work([*head, 1], job="earlier"))
+        (attempt,) = bench.give()
+        bench.finish(attempt)
+    bench.worker("other", sequences=sequences)
+    return bench, holder, heads
+
+
+def _shares(bench: Bench, rounds: int = 1000) -> dict[str, int]:
+    """Answers what is given, the oldest quarter at each worker a round, until nothing is in flight: rows by node."""
+    shares: dict[str, int] = {}
+    while len(bench.decision.requests):
+        rounds -= 1
+        assert rounds, "it does not come to an end"
+        bench.give()
+        for worker in list(bench.decision.scheduler.workers.values()):
+            mine = list(worker.outstanding.values())
+            for attempt in mine[: -(-len(mine) // 4)]:
+                bench.computed(attempt, attempt.head_tokens)
+                bench.finish(attempt, cached=attempt.head_tokens, generated=4)
+                shares[worker.node_id] = shares.get(worker.node_id, 0) + 1
+        bench.now += 0.1
+    return shares
+
+
+def test_who_holds_short_heads_does_not_do_the_whole_job_alone() -> None:
+    """All of it is within the holder's credit, so that it could be sent there at once."""
+    bench, _, heads = _with_held_heads(8, 2 * BLOCK, sequences=64)
+    rows = [work([*head, *[500 + at] * 8]) for at in range(6) for head in heads.values()]
+    bench.submit(*rows)
+    shares = _shares(bench)
+    assert min(shares["holder"], shares["other"]) >= 12
+
+
+def test_whole_groups_that_a_full_worker_holds_go_to_one_that_has_nothing_to_do() -> None:
+    bench, _, heads = _with_held_heads(8, 10 * BLOCK, sequences=6)
+    bench.submit(
+        *(work([*head, 500 + at, 7], request_id=f"{at}/{group}") for at in range(6) for group, head in heads.items())
+    )
+    shares = _shares(bench)
+    assert min(shares["holder"], shares["other"]) >= 12
+    assert sum(shares.values()) == 48
+    owners: dict[str, set[str]] = {}
+    for attempt in bench.sent[len(heads) :]:
+        owners.setdefault(attempt.entry.work.key[1].split("/")[1], set()).add(attempt.worker.node_id)
+    assert all(len(nodes) == 1 for nodes in owners.values()), "groups moved whole"
+
+
+def test_what_costs_more_anew_than_it_is_worth_waits_for_its_holder() -> None:
+    bench, _, heads = _with_held_heads(8, 40 * BLOCK, sequences=2)
+    bench.submit(*(work([*head, 9], max_tokens=1) for head in heads.values()))
+    assert _shares(bench) == {"holder": 8}
+
+
+def test_a_cordon_does_not_make_the_broker_forget_what_a_node_holds() -> None:
+    bench = Bench()
+    holder = bench.worker("holder")
+    head = [3] * (10 * BLOCK)
+    bench.submit(work([*head, 1]), work([*head, 2]), work([*head, 3]))
+    (leader,) = bench.give()
+    bench.computed(leader)
+    bench.decision.worker_cordoned(holder, True, bench.now)
+    bench.finish(leader)
+    assert not bench.give()
+    bench.decision.worker_cordoned(holder, False, bench.now)
+    assert [attempt.head_tokens for attempt in bench.give()] == [len(head), len(head)], "nobody leads anew"
+
+
+def test_what_only_a_full_worker_can_take_waits_for_it() -> None:
+    """Or it would go to and fro between the two, and the broker would do nothing else."""
+    bench = Bench()
+    large = bench.worker("large", tokens=300)
+    bench.worker("small", tokens=50)
+    bench.submit(*(work([at] * 200) for at in range(3)))
+    for _ in range(3):
+        (attempt,) = bench.give()
+        assert attempt.worker is large
+        assert not bench.give()
+        bench.finish(attempt)

@@ -172,6 +172,13 @@ class Flow:
                 beside.settle(HeadState.BARE)
         return True
 
+    def remember(self, worker: Worker) -> None:
+        """What a worker holds of the tree is told to `held`: it is about to stop taking part."""
+        run = self.owners.runs.get(worker.id)
+        for head in run.heads if run is not None else ():
+            if head.state is HeadState.HELD:
+                self._held(worker, prefix(head.node))
+
     def end(self, entry: Entry) -> None:
         """Takes an entry out whose request has ended, waiting or not."""
         if entry.state is State.WAITING:

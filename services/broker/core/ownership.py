@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from services.broker.core.entry import Entry, Hint, State
 from services.broker.core.heads import Claim, Head, HeadState, Run, Tally
 from services.broker.core.tree import Node, WaitingTree, prefix
+from services.broker.core.workers import cost_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -186,7 +187,7 @@ class Ownership:
             item = best[1]
             if isinstance(item, Entry):
                 other = self._holder(run, node, [item.hint]) if item.hint is not None else None
-                if other is None:
+                if other is None or self._keeps(other, item):
                     run.at = node
                     return item
                 node.pop(item)
@@ -207,6 +208,12 @@ class Ownership:
         node = self.tree.root if run.at is None else run.at
         self.took(run, entry)
         self._hand(other, node, entry)
+
+    def overflows(self, run: Run) -> None:
+        """The run's worker is full: who has nothing else to do may have what was left to it."""
+        if run.handed:
+            for other in self.runs.values():
+                other.worker.nudged |= other is not run
 
     # -- Reshaper --------------------------------------------------------------------------------------------------
 
@@ -307,7 +314,7 @@ class Ownership:
         """Makes the worker, or another that holds more of it, the owner of a whole subtree."""
         hints = self._find(prefix(child))
         other = self._holder(run, node, hints)
-        if other is not None:
+        if other is not None and not self._keeps(other, child):
             self._hand(other, node, child)
             return
         self._own(run, child, claim or run.worker.next_claim(self._now), hints)
@@ -345,6 +352,15 @@ class Ownership:
                 here, best = hint.tokens, other
         return best
 
+    def _keeps(self, other: Run, item: Node | Entry) -> bool:
+        """Whether a worker takes itself what another holds the start of, and computes that anew.
+
+        Else the holder alone would do a job whose heads it has from an earlier one, while others stand idle.
+        """
+        cost = _anew(item)
+        worth = self._effort(item) - cost
+        return bool(other.handed) and not self._interactive and worth >= self._rules.join_factor * cost
+
     def _hand(self, other: Run, node: Node, item: Node | Entry) -> None:
         other.handed.append((node, item))
         other.worker.nudged = True
@@ -374,12 +390,15 @@ class Ownership:
 
     def _join(self, run: Run) -> bool:
         """Finds work for a worker that has none left: returns whether there is something for it now."""
+        for other in self.runs.values():
+            # Whether it is full changes without the tree.
+            if other is not run and other.handed and not other.worker.takes(interactive=self._interactive):
+                spare = self._spare(other, run.worker)
+                if spare is not None:
+                    run.handed.append(other.handed.pop(spare))
+                    return True
         if run.searched == self._change:
             return False
-        for other in self.runs.values():
-            if other is not run and other.handed and not other.worker.takes(interactive=self._interactive):
-                run.handed.append(other.handed.pop())
-                return True
         # Room that is kept for siblings of its own leaders is no reason to take somebody else's work.
         best, most = None, 0.0
         for node in self._open if run.can_take_all() else ():
@@ -395,6 +414,20 @@ class Ownership:
             return False
         self._own_path(run, best, self._find(prefix(best)))
         return True
+
+    def _spare(self, other: Run, worker: Worker) -> int | None:
+        """Which of the things that were left to another worker this one may have, newest first; None for nothing.
+
+        Nothing that exceeds its whole credit: it would only be handed back. While the other works, bulk work that would
+        cost more anew than it is worth waits for it.
+        """
+        anyhow = self._interactive or other.worker.quiet or other.worker.apart is not None
+        for at in range(len(other.handed) - 1, max(-1, len(other.handed) - 1 - _SAMPLED), -1):
+            _node, item = other.handed[at]
+            fits = not isinstance(item, Entry) or worker.ledger.could_fit(cost_of(item))
+            if fits and (anyhow or self._effort(item) >= 2 * _anew(item)):
+                return at
+        return None
 
     def _worth(self, run: Run, node: Node) -> float:
         """What joining a node would move to this worker, less what it would cost, in prompt tokens.
@@ -426,3 +459,10 @@ class Ownership:
         if self._interactive:
             return born
         return born / self._rules.ageing_s - math.log2((decode + 1) / (tokens + 1))
+
+
+def _anew(item: Node | Entry) -> int:
+    """What of something a worker would have to compute, in tokens, that its holder need not."""
+    if isinstance(item, Entry):
+        return item.hint.tokens if item.hint is not None else 0
+    return item.edge_tokens

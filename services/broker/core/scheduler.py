@@ -21,7 +21,7 @@ from services.broker.core.heads import HeadState
 from services.broker.core.holdings import Holdings
 from services.broker.core.loss import Apart, RetryBudget, Suspects
 from services.broker.core.ownership import FlowRules
-from services.broker.core.workers import Amount
+from services.broker.core.workers import cost_of
 from services.broker.work import Lane
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from services.broker.core.settings import CoreSettings
     from services.broker.core.timers import Timers
     from services.broker.core.tree import Placed
-    from services.broker.core.workers import EngineFacts, Worker
+    from services.broker.core.workers import Amount, EngineFacts, Worker
 
 _TRICKLE = 256
 """With fewer waiting in a flow, later siblings are expected of every request: each attempt reports when its prompt is
@@ -81,15 +81,15 @@ class Scheduler:
 
     def retire_worker(self, worker: Worker) -> None:
         """Gives a worker nothing more; what it has goes on."""
-        worker.serving = False
-        for flow in self.flows.values():
-            flow.owners.remove_worker(worker.id)
+        self._stop_giving(worker)
         self.holdings.forget(worker)
 
     def cordon_worker(self, worker: Worker, now: float) -> None:
-        """Gives a worker nothing more until `uncordon_worker`; what it has goes on."""
+        """Gives a worker nothing more until `uncordon_worker`; what it has goes on, and what it holds is remembered."""
         worker.cordoned = True
-        self.retire_worker(worker)
+        for flow in self.flows.values():
+            flow.remember(worker)
+        self._stop_giving(worker)
         apart = worker.apart
         if apart is not None:
             left = [entry for entry in apart.waiting if entry.state is State.APART]
@@ -220,6 +220,11 @@ class Scheduler:
             if not apart.running and not apart.waiting:
                 worker.apart = None
 
+    def _stop_giving(self, worker: Worker) -> None:
+        worker.serving = False
+        for flow in self.flows.values():
+            flow.owners.remove_worker(worker.id)
+
     # -- giving out ------------------------------------------------------------------------------------------------
 
     def give_out(self, now: float) -> list[Attempt]:
@@ -272,7 +277,7 @@ class Scheduler:
         """Takes the next thing of a flow that fits: a leader as long as one may go, else a follower."""
         may_lead = worker.may_lead(0)
         while (entry := flow.owners.next(run, now, may_lead=may_lead)) is not None:
-            cost = _cost(entry)
+            cost = cost_of(entry)
             head = flow.head_over(entry, worker)
             leads = head is not None and head.state is not HeadState.HELD
             if leads and not flow.interactive and not self._fits_head(worker, flow, entry):
@@ -282,6 +287,7 @@ class Scheduler:
             elif worker.ledger.could_fit(cost) or not worker.ledger.limit.sequences:
                 worker.full_for_bulk = True
                 worker.full = flow.interactive
+                flow.owners.overflows(run)
                 return None
             else:
                 self._pass_on(flow, run, entry, cost)
@@ -330,7 +336,7 @@ class Scheduler:
             if entry.state is not State.APART:
                 apart.waiting.popleft()
                 continue
-            cost = _cost(entry)
+            cost = cost_of(entry)
             if not worker.ledger.fits(cost):
                 worker.full = True
                 return None
@@ -406,11 +412,6 @@ class Scheduler:
 
     def _blocks(self, digests: frozenset[str]) -> dict[str, int]:
         return {digest: self._engines[digest].block_tokens for digest in digests}
-
-
-def _cost(entry: Entry) -> Amount:
-    work = entry.work
-    return Amount(entry.prompt_tokens + work.samples * work.max_tokens, work.samples, work.payload_bytes)
 
 
 def _private(worker: Worker, entry: Entry) -> int:

@@ -15,6 +15,7 @@ from services.broker.core.heads import Claim
 if TYPE_CHECKING:
     from ifabric.engine.v1 import contract_pb2
     from services.broker.core.attempts import Attempt
+    from services.broker.core.entry import Entry
     from services.broker.core.loss import Apart
 
 
@@ -55,6 +56,12 @@ class Amount(NamedTuple):
     """Prompt tokens and the most that may be generated, over all samples."""
     sequences: int
     payload_bytes: int
+
+
+def cost_of(entry: Entry) -> Amount:
+    """What an entry takes of a worker's credit."""
+    work = entry.work
+    return Amount(entry.prompt_tokens + work.samples * work.max_tokens, work.samples, work.payload_bytes)
 
 
 class EngineCounters(NamedTuple):
