@@ -61,7 +61,13 @@ def _copy(source: Path, target: Path) -> None:
             shutil.rmtree(entry)
         else:
             entry.unlink()
-    shutil.copytree(source, target, dirs_exist_ok=True)
+    # Contents alone: the folder of a volume is its node's, and neither mode nor time of it are ours to set.
+    for path in sorted(source.rglob("*")):
+        copy = target / path.relative_to(source)
+        if path.is_dir():
+            copy.mkdir()
+        else:
+            shutil.copyfile(path, copy)
 
 
 def main(argv: Sequence[str]) -> int:

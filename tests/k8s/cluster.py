@@ -19,13 +19,15 @@ from tests.support.processes import ROOT
 from tests.support.waiting import block_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 SCRIPTS = ROOT / "scripts" / "kube"
 KUSTOMIZE = ROOT / ".tools" / "bin" / "kustomize"
 ARCHIVES = ROOT / "build" / "images"
 NAMESPACE = "ifabric"
 READY_WITHIN_S = 240.0
+POLL_S = 0.5
+"""How often a cluster is asked: each question is a process."""
 KEPT_CLUSTER = "TEST_CLUSTER"
 """Variable that names the folder of a cluster that runs already, and is to run on after the tests."""
 
@@ -90,7 +92,9 @@ class Cluster:
             return pods if len(pods) == count and all(map(is_ready, pods)) else []
 
         try:
-            return list(block_until(condition, within_s=within_s, what=f"{count} ready pods of {selector}"))
+            return list(
+                block_until(condition, every_s=POLL_S, within_s=within_s, what=f"{count} ready pods of {selector}")
+            )
         except AssertionError as error:
             raise AssertionError(
                 f"{error}\n{self.kubectl('describe', 'pods', '-n', NAMESPACE, '-l', selector)}"
@@ -120,7 +124,7 @@ def secret(name: str, values: dict[str, bytes], *, namespace: str = NAMESPACE) -
 
 
 @contextlib.contextmanager
-def started(images: Sequence[Path]) -> Iterator[Cluster]:
+def started(images: Callable[[], Sequence[Path]]) -> Iterator[Cluster]:
     """Starts a cluster whose node has `images`, and takes it away; or uses the one that KEPT_CLUSTER names."""
     kept = os.environ.get(KEPT_CLUSTER)
     if kept and (Path(kept) / "init.pid").exists():
@@ -131,7 +135,7 @@ def started(images: Sequence[Path]) -> Iterator[Cluster]:
     folder = Path(kept or tempfile.mkdtemp(prefix="ifab-cluster-"))
     try:
         done = subprocess.run(
-            [SCRIPTS / "up", folder, *images], capture_output=True, text=True, timeout=300, check=False
+            [SCRIPTS / "up", folder, *images()], capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stderr
         yield Cluster(folder)

@@ -19,7 +19,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The suite in pods, served by a real Kubernetes; whatever a test changes, it leaves pods that become ready."""
     folder = tmp_path_factory.mktemp("cluster")
     engines = suite.write_engines(folder)
-    with started(suite.archives(engines)) as made:
+    with started(lambda: suite.archives(engines)) as made:
         if made.attempt("get", "namespace", suite.CLIENTS).returncode != 0:
             made.apply(suite.namespaces())
             made.apply(suite.expected(folder, engines, made.folder / "volume"))

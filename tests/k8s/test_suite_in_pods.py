@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.k8s.cluster import NAMESPACE, is_ready
+from tests.k8s.cluster import NAMESPACE, POLL_S, is_ready
 from tests.k8s.suite import BUDGET, in_client, simulated_rows, start_job
 from tests.support.processes import ROOT
 from tests.support.waiting import block_until
@@ -36,7 +36,7 @@ def simulated_job(cluster: Cluster, name: str) -> tuple[Job, dict[str, list[int]
         status.update(json.loads(answer) if answer else {})
         return int(status.get("finished", 0)) > 0
 
-    block_until(begun, within_s=60.0, what=f"the first results of {name}")
+    block_until(begun, every_s=POLL_S, within_s=60.0, what=f"the first results of {name}")
     assert int(status["finished"]) < ROWS, "the job was over before anything was done to it"
     return job, wanted
 
@@ -83,7 +83,7 @@ def test_an_engine_without_its_token_budget_stays_out_and_says_why(cluster: Clus
         nodes = {node["node_id"]: node for node in map(json.loads, listed.splitlines())}
         return dict(next((node for name, node in nodes.items() if "unbudgeted" in name), {}))
 
-    node = block_until(registered, within_s=60.0, what="the node in ListNodes")
+    node = block_until(registered, every_s=POLL_S, within_s=60.0, what="the node in ListNodes")
     assert BUDGET in json.dumps(node)
     [pod] = cluster.pods("ifabric/tier=unbudgeted")
     assert not is_ready(pod)

@@ -32,13 +32,15 @@ async def wait_until(condition: Callable[[], Any], *, within_s: float = 10.0, wh
         await asyncio.sleep(_POLL_S)
 
 
-def block_until(condition: Callable[[], Any], *, within_s: float = 10.0, what: str = "") -> Any:
-    """As `wait_until`, for tests without an event loop."""
+def block_until(
+    condition: Callable[[], Any], *, within_s: float = 10.0, what: str = "", every_s: float = _POLL_S
+) -> Any:
+    """As `wait_until`, for tests without an event loop; `every_s` spares what is costly to ask."""
     deadline = time.monotonic() + within_s
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(_message(what, within_s, value))
-        time.sleep(_POLL_S)
+        time.sleep(every_s)
     return value
 
 
