@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -30,7 +30,8 @@ _PACE_S = 30.0
 _ECHO_COLUMNS = 4
 """Room behind the bar for what a terminal writes there when Ctrl-C is pressed, twice: `^C^C`. Where it wrapped to the
 next line, the bar would be drawn anew below itself."""
-_HELD = frozenset({"paused", "stalled"})
+_WAITING = "waiting"
+_HELD = frozenset({"paused", "stalled", _WAITING})
 """Stages in which nothing moves: said at once."""
 
 
@@ -39,7 +40,7 @@ class Reading:
     """How far a job is."""
 
     stage: str
-    """`uploading`, or the state of the job: `running`, `paused`, `stalled` and so on."""
+    """`uploading`, or the state of the job: `running`, `paused`, `stalled` and so on; `waiting` for a broker."""
     rows: int
     """Rows that are durable while uploading, rows that have ended while running."""
     total: int
@@ -71,6 +72,23 @@ def reading_of(job: pb.Job, total: int) -> Reading:
         report.prompt_tokens_computed,
         job.state_reason,
     )
+
+
+class Told:
+    """Passes readings on, and tells what stands in the command's way beside the last of them."""
+
+    def __init__(self, tell: Callable[[Reading], None], first: Reading) -> None:
+        self._tell = tell
+        self._last = first
+
+    def __call__(self, reading: Reading) -> None:
+        """Passes a reading on."""
+        self._last = reading
+        self._tell(reading)
+
+    def hindered(self, why: str) -> None:
+        """The broker does not answer, or has no room."""
+        self._tell(replace(self._last, stage=_WAITING, reason=why))
 
 
 class Pace:

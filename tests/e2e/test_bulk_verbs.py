@@ -187,6 +187,9 @@ def test_embeddings_of_a_batch_file_are_the_hidden_states(
     [error] = documents(tmp_path / "out.errors.jsonl")
     assert (error["custom_id"], error["response"]["status_code"]) == ("e2", 400)
     assert error["response"]["body"]["error"]["param"] == "body.input"
+    wrong = run("bulk", "run", str(batch), "-o", str(out), "--engine-id", "texts", "--broker", suite.broker)
+    assert wrong.returncode == 1
+    assert "texts makes no hidden states, and so no embeddings" in wrong.stderr
 
 
 def test_everything_that_can_be_wrong_with_lines_is_an_error_in_its_place(suite: RunningSuite, tmp_path: Path) -> None:

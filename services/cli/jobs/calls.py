@@ -10,6 +10,7 @@ from google.rpc import code_pb2
 
 from ifabric.broker.v1 import job_service_pb2 as pb
 from ifabric.broker.v1 import job_service_pb2_grpc
+from services.cli.running import sentence
 from services.common.backoff import Backoff
 from services.common.errors import FabricError, NotFoundError, ResourceExhaustedError, UnavailableError
 from services.common.rpc import translated
@@ -122,17 +123,20 @@ class Patience:
 
     Args:
         limit_s: Time of failing without any progress after which the command gives up, in seconds.
+        hindered: Told why the command waits, once until there is progress or another reason.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, hindered: Callable[[str], None] = lambda _why: None) -> None:
         self._limit_s = limit_s
+        self._hindered = hindered
+        self._said = ""
         self._backoff = Backoff()
         self._since: float | None = None
         self._last = 0.0
 
     def progress(self) -> None:
         """Something came: the time starts over."""
-        self._since = None
+        self._since, self._said = None, ""
         self._backoff.reset()
 
     async def wait(self, error: FabricError) -> None:
@@ -150,4 +154,7 @@ class Patience:
         self._last = now
         if not passing or now - self._since > self._limit_s:
             raise error
+        if (why := sentence(error)) != self._said:
+            self._said = why
+            self._hindered(why)
         await self._backoff.wait()

@@ -11,8 +11,6 @@ from services.common.errors import FabricError
 from services.common.rpc import translated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from services.cli.jobs.calls import Jobs, Patience
     from services.cli.jobs.output import Output
 
@@ -58,16 +56,13 @@ async def _result(jobs: Jobs, job: pb.Job, row: int) -> pb.RowResult | None:
     return None
 
 
-async def collect(
-    jobs: Jobs, job_id: str, output: Output, tell: Callable[[], None], patience: Patience, *, follow: bool
-) -> None:
+async def collect(jobs: Jobs, job_id: str, output: Output, patience: Patience, *, follow: bool) -> None:
     """Appends results until the last row, or without `follow` until the first that has not ended.
 
     Args:
         jobs: Where the job is.
         job_id: The job.
         output: Where results go.
-        tell: Called after each message.
         patience: With breaks.
         follow: Whether rows that have not ended are waited for.
 
@@ -83,7 +78,6 @@ async def collect(
                 async for message in call:
                     patience.progress()
                     output.append(message.results)
-                    tell()
             return
         except FabricError as error:
             await patience.wait(error)

@@ -63,9 +63,12 @@ class _Upload:
 
     def __init__(self, jobs: Jobs, job_id: str, durable: int, tell: Callable[[int], None], patience: Patience) -> None:
         self._opening: pb.UploadRowsRequest | None = pb.UploadRowsRequest(job_id=job_id, tenant=jobs.tenant)
-        self._call: Any = jobs.stub.UploadRows()
+        self._open = jobs.stub.UploadRows
+        self._call: Any = None
+        self._begun = asyncio.Event()
         self._durable = durable
         self._sent = durable
+        self._answered = False
         self._tell = tell
         self._patience = patience
         self._room = asyncio.Condition()
@@ -83,15 +86,19 @@ class _Upload:
                 raise UnavailableError("the broker ended the upload while rows were being sent") from None
             raise call_error(error) from error
         finally:
-            self._call.cancel()
+            if self._call is not None:
+                self._call.cancel()
             for task in (sender, receiver):
                 task.cancel()
             await asyncio.gather(sender, receiver, return_exceptions=True)
 
     async def _send(self, rows: Rows) -> int:
         with rows() as found:
-            for _ in islice(found, self._durable):
-                pass
+            for number, _ in enumerate(islice(found, self._durable)):
+                if number % _ROWS_A_MESSAGE == 0:
+                    await asyncio.sleep(0)  # of many rows that are there, this takes long: Ctrl-C is heard meanwhile
+            self._call = self._open()
+            self._begun.set()
             while await self._send_some(found):
                 pass
         try:
@@ -114,9 +121,13 @@ class _Upload:
                 break
         if not message.rows:
             return False
-        self._opening = None
         async with self._room:
-            await self._room.wait_for(lambda: self._sent - self._durable < _WINDOW_ROWS)
+            # The first message goes alone: a broker that refuses the upload says why, and a write that meets the end of
+            # the stream would hide it.
+            await self._room.wait_for(
+                lambda: self._opening is not None or (self._answered and self._sent - self._durable < _WINDOW_ROWS)
+            )
+        self._opening = None
         try:
             await self._call.write(message)
         except asyncio.InvalidStateError:
@@ -125,10 +136,12 @@ class _Upload:
         return True
 
     async def _receive(self) -> None:
+        await self._begun.wait()
         while (message := await self._call.read()) is not grpc.aio.EOF:
             self._patience.progress()
             async with self._room:
                 self._durable = message.durable_rows
+                self._answered = True
                 self._room.notify_all()
             self._tell(self._durable)
         code = await self._call.code()

@@ -126,11 +126,12 @@ def watch(
         async with channel(broker) as to_broker:
             jobs, last = Jobs(to_broker, tenant), pb.Job()
             with progress.shown(as_json=False) as tell:
-                async for last in whole.watch(jobs, job, silence):
+                told = progress.Told(tell, progress.Reading("unknown", 0, 0))
+                async for last in whole.watch(jobs, job, silence, say if as_json else told.hindered):
                     if as_json:
                         write_json(job_document(last))
                     else:
-                        tell(progress.reading_of(last, last.durable_rows))
+                        told(progress.reading_of(last, last.durable_rows))
             if not as_json:
                 _show(last, as_json)
 
@@ -169,7 +170,7 @@ def results(
             shape = form.shape(found.create_time.seconds)
             with Output(output, failures, shape, fresh=False) as files:
                 await check_continues(jobs, found, files)
-                await collect(jobs, job, files, lambda: None, Patience(silence), follow=follow)
+                await collect(jobs, job, files, Patience(silence, say), follow=follow)
                 files.flush()
                 counted = {"job_id": job, "rows": files.rows, "failed": files.failed, "total": found.durable_rows}
         if as_json:

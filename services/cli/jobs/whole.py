@@ -16,19 +16,20 @@ from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from ifabric.broker.v1 import job_service_pb2 as pb
 from services.cli.files.chat import ChatEngine, fetch_chat_engine
 from services.cli.files.formats import Format, Layout, layout, rows_of
+from services.cli.files.openai import EMBEDDINGS
 from services.cli.files.opening import Source, Survey, look, survey
 from services.cli.jobs.calls import ENDED, Jobs, Patience
 from services.cli.jobs.collect import check_continues, collect
 from services.cli.jobs.output import Output
 from services.cli.jobs.spec import Wishes, spec_of
 from services.cli.jobs.upload import upload
-from services.cli.progress import Reading, reading_of
+from services.cli.progress import Reading, Told, reading_of
 from services.cli.running import CommandError
 from services.common.errors import FabricError
 from services.common.rpc import translated
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
     import grpc
@@ -62,7 +63,8 @@ async def open_input(name: str, wanted: Format, wishes: Wishes, to_broker: grpc.
     """Looks at a file and gets what reading it takes.
 
     Raises:
-        CommandError: The file cannot be read, or asks for an engine that does not serve, or for a template it lacks.
+        CommandError: The file cannot be read, or asks for an engine that does not serve, or for a template or
+            embeddings that it lacks.
         FabricError: A call failed.
     """
     source = look(name)
@@ -71,6 +73,8 @@ async def open_input(name: str, wanted: Format, wishes: Wishes, to_broker: grpc.
     if form.batch is not None and not (wishes.engine_id or wishes.engine_digest):
         wishes = _with_engine(wishes, form.batch.model)
         await _check_engine(to_broker, form.batch.model)
+    if form.batch is not None and form.batch.endpoint == EMBEDDINGS:
+        await _check_embeds(to_broker, wishes)
     if form.needs_chat:
         chat = await fetch_chat_engine(provisioner, wishes.engine_id)
         wishes = _with_engine(wishes, chat.engine_id, chat.engine_digest)  # ids are of that engine's tokenizer
@@ -122,11 +126,12 @@ async def run_whole(
         if job.state in _WITHOUT_ROWS:
             job = await _fill(jobs, job, given, tell, silence_s)
         total = job.durable_rows
-        watcher = asyncio.create_task(_tell_of(jobs, job_id, tell, total, silence_s))
+        told = Told(tell, reading_of(job, total))
+        watcher = asyncio.create_task(_tell_of(jobs, job_id, told, total, silence_s))
         try:
-            patience = Patience(silence_s)
+            patience = Patience(silence_s, told.hindered)
             while output.rows < total:
-                await collect(jobs, job_id, output, lambda: None, patience, follow=True)
+                await collect(jobs, job_id, output, patience, follow=True)
         finally:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
@@ -136,13 +141,15 @@ async def run_whole(
     return job
 
 
-async def watch(jobs: Jobs, job_id: str, silence_s: float) -> AsyncIterator[pb.Job]:
-    """Yields a job now and whenever it changes, until it has ended.
+async def watch(
+    jobs: Jobs, job_id: str, silence_s: float, hindered: Callable[[str], None] = lambda _why: None
+) -> AsyncIterator[pb.Job]:
+    """Yields a job now and whenever it changes, until it has ended; `hindered` is told why nothing comes.
 
     Raises:
         FabricError: There is no such job, or the broker did not answer for too long.
     """
-    patience = Patience(silence_s)
+    patience = Patience(silence_s, hindered)
     while True:
         call = jobs.stub.WatchJob(pb.WatchJobRequest(job_id=job_id, tenant=jobs.tenant))
         try:
@@ -159,15 +166,16 @@ async def watch(jobs: Jobs, job_id: str, silence_s: float) -> AsyncIterator[pb.J
 
 async def _fill(jobs: Jobs, job: pb.Job, given: Input, tell: Tell, silence_s: float) -> pb.Job:
     """Gives a job the rows that it lacks, and lets it run."""
-    patience = Patience(silence_s)
     total = given.survey.lines
+    told = Told(tell, Reading("uploading", job.durable_rows, total))
+    patience = Patience(silence_s, told.hindered)
     open_rows = partial(rows_of, given.source, given.layout, given.chat)
 
-    def told(durable: int) -> None:
-        tell(Reading("uploading", durable, max(total, durable)))
+    def durable(rows: int) -> None:
+        told(Reading("uploading", rows, max(total, rows)))
 
     try:
-        rows = await upload(jobs, job, open_rows, told, patience)
+        rows = await upload(jobs, job, open_rows, durable, patience)
     except CommandError:
         # What the file was is not what it is: nobody will ever send the rest of this job.
         await jobs.cancel(job.spec.job_id)
@@ -200,12 +208,25 @@ def _with_engine(wishes: Wishes, engine_id: str, engine_digest: str = "") -> Wis
 
 
 async def _check_engine(to_broker: grpc.aio.Channel, engine_id: str) -> None:
-    stub = broker_service_pb2_grpc.BrokerServiceStub(to_broker)
-    with translated():
-        listed = await stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=_CALL_S)
-    names = sorted(engine.contract.engine_id for engine in listed.engines)
+    names = sorted(engine.contract.engine_id for engine in await _engines(to_broker))
     if engine_id not in names:
         raise CommandError(
             f"the file's model {engine_id!r} is no engine that serves; say which one is to answer with --engine-id "
             f"({', '.join(names) or 'none serves now'})"
         )
+
+
+async def _check_embeds(to_broker: grpc.aio.Channel, wishes: Wishes) -> None:
+    """One that does not serve now may when the job runs; of one that does, what it makes is known."""
+    for engine in await _engines(to_broker):
+        contract = engine.contract
+        meant = contract.engine_id == wishes.engine_id or engine.engine_digest == wishes.engine_digest
+        if meant and not contract.capabilities.payload.HasField("value"):
+            raise CommandError(f"{contract.engine_id} makes no hidden states, and so no embeddings; name one that does")
+
+
+async def _engines(to_broker: grpc.aio.Channel) -> Sequence[broker_service_pb2.Engine]:
+    stub = broker_service_pb2_grpc.BrokerServiceStub(to_broker)
+    with translated():
+        listed = await stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=_CALL_S)
+    return listed.engines

@@ -24,7 +24,7 @@ from services.cli.jobs.calls import Patience
 from services.cli.jobs.output import lock
 from services.cli.mine.index import Counts, FailedRow, Index, MinedRow
 from services.cli.mine.shards import Form, ShardWriter, sweep
-from services.cli.progress import Reading
+from services.cli.progress import Reading, Told
 from services.cli.running import CommandError, error_document
 from services.common.errors import InternalError, InvalidArgumentError, UnavailableError, Violation
 
@@ -83,8 +83,9 @@ async def mine(to_broker: grpc.aio.Channel, run: Mine, folder: Path, tell: Calla
         OSError: The disk is full, or the like.
     """
     with _opened(folder, run) as index:
-        patience = Patience(run.silence_s)
-        with _collector(index, folder, run, tell, patience) as collector:
+        told = Told(tell, Reading("running", 0, run.lines))
+        patience = Patience(run.silence_s, told.hindered)
+        with _collector(index, folder, run, told, patience) as collector:
             while True:
                 with rows_of(run.source, run.layout) as rows:
                     outcome, _ = await stream_rows(
