@@ -50,7 +50,7 @@ def assert_every_row_came(job: Job, wanted: dict[str, list[int]]) -> None:
 def test_a_bulk_job_through_the_service_brings_every_row_of_a_real_model(cluster: Cluster) -> None:
     rows = (ROOT / "examples" / "prompts.jsonl").read_text()
     ids = {json.loads(row)["id"] for row in rows.splitlines()}
-    job = start_job(cluster, "bundled", rows, "--engine-id", "smollm2-135m", "--fresh")
+    job = start_job(cluster, "bundled", rows, "--engine-id", "smollm2-135m-instruct-q8_0-cpu", "--fresh")
     report = job.report(within_s=JOB_WITHIN_S)
     assert (report["requests"], report["failed"]) == (len(ids), 0)
     assert set(job.results()) == ids

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects of other people's operators: Prometheus', KEDA's, cert-manager's; and autoscaling. Offline."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+import yaml
+
+from services.common.telemetry import names
+from tests.k8s.cluster import render
+from tests.support.processes import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Object = dict[str, Any]
+
+TEXT = {"type": "string", "minLength": 1}
+NAMED = {"type": "object", "required": ["name"], "properties": {"name": TEXT}}
+
+
+def closed(required: Object, optional: Object | None = None) -> Object:
+    """A schema of an object with exactly these fields."""
+    properties = {**required, **(optional or {})}
+    return {"type": "object", "required": list(required), "properties": properties, "additionalProperties": False}
+
+
+DURATION = {"type": "string", "pattern": "^[0-9]+[smh]$"}
+SCHEMAS: dict[str, tuple[str, Object]] = {
+    "PodMonitor": (
+        "monitoring.coreos.com/v1",
+        closed(
+            {
+                "selector": closed({"matchLabels": {"type": "object", "minProperties": 1}}),
+                "podMetricsEndpoints": {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": closed(
+                        {"port": TEXT, "interval": DURATION},
+                        {"relabelings": {"type": "array", "items": closed(
+                            {"targetLabel": TEXT},
+                            {"replacement": TEXT, "sourceLabels": {"type": "array", "items": TEXT}},
+                        )}},
+                    ),
+                },
+            }
+        ),
+    ),
+    "PrometheusRule": ("monitoring.coreos.com/v1", closed({"groups": {"type": "array", "minItems": 1}})),
+    "ScaledObject": (
+        "keda.sh/v1alpha1",
+        closed(
+            {
+                "scaleTargetRef": NAMED,
+                "minReplicaCount": {"type": "integer", "minimum": 1},
+                "maxReplicaCount": {"type": "integer", "minimum": 1},
+                "pollingInterval": {"type": "integer"},
+                "cooldownPeriod": {"type": "integer"},
+                "advanced": {"type": "object"},
+                "triggers": {"type": "array", "minItems": 1, "items": closed(
+                    {"type": {"const": "prometheus"},
+                     "metadata": closed({"serverAddress": TEXT, "query": TEXT, "threshold": TEXT})}
+                )},
+            }
+        ),
+    ),
+    "Certificate": (
+        "cert-manager.io/v1",
+        closed(
+            {
+                "secretName": TEXT,
+                "commonName": TEXT,
+                "dnsNames": {"type": "array", "minItems": 1, "items": TEXT},
+                "usages": {"type": "array", "items": {"enum": ["server auth", "client auth"]}},
+                "duration": DURATION,
+                "renewBefore": DURATION,
+                "privateKey": closed(
+                    {"algorithm": TEXT, "size": {"type": "integer"}, "encoding": TEXT, "rotationPolicy": TEXT}
+                ),
+                "issuerRef": closed({"name": TEXT, "kind": TEXT, "group": TEXT}),
+            }
+        ),
+    ),
+}  # fmt: skip
+"""What of each kind is used here, as its operator names it: a field that is misspelt is refused."""
+
+
+@pytest.fixture(scope="module", params=["h200", "consumer-cards"])
+def objects(request: pytest.FixtureRequest) -> list[Object]:
+    """What an overlay for cards makes."""
+    return render(request.param)
+
+
+def of(objects: list[Object], kind: str) -> Iterator[Object]:
+    yield from (each for each in objects if each["kind"] == kind)
+
+
+def test_objects_of_operators_have_their_form(objects: list[Object]) -> None:
+    for kind, (version, schema) in SCHEMAS.items():
+        for each in of(objects, kind):
+            assert each["apiVersion"] == version
+            jsonschema.validate(each["spec"], schema)
+
+
+def test_every_service_is_scraped_under_the_name_that_alerts_know(objects: list[Object]) -> None:
+    rules = (ROOT / "deploy" / "observability" / "prometheus" / "ifabric.rules.yaml").read_text()
+    named = set(re.findall(r"ifabric-[a-z]+", rules))
+    scraped = set()
+    templates = [each["spec"]["template"] for each in of(objects, "Deployment")]
+    for monitor in of(objects, "PodMonitor"):
+        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+        scraped |= {each["replacement"] for each in endpoint["relabelings"] if each["targetLabel"] == "job"}
+        wanted = monitor["spec"]["selector"]["matchLabels"]
+        matching = [each for each in templates if wanted.items() <= each["metadata"]["labels"].items()]
+        assert matching
+        for template in matching:
+            ports = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+            assert ports[endpoint["port"]] == 9600
+    assert scraped == named == {"ifabric-broker", "ifabric-provisioner", "ifabric-worker"}
+
+
+def test_the_alerts_are_those_of_the_rule_file(objects: list[Object]) -> None:
+    [rule] = of(objects, "PrometheusRule")
+    source = ROOT / "deploy" / "observability" / "prometheus" / "ifabric.rules.yaml"
+    assert rule["spec"] == yaml.safe_load(source.read_text()), "run scripts/kube/rules"
+
+
+def test_tiers_grow_with_the_requests_that_wait(objects: list[Object]) -> None:
+    metric = names.BROKER_QUEUE_DEPTH.name.replace(".", "_")
+    workers = {each["metadata"]["name"] for each in of(objects, "Deployment")}
+    scaled: list[str] = []
+    for each in of(objects, "ScaledObject"):
+        [trigger] = each["spec"]["triggers"]
+        assert re.findall(r"ifabric_\w+", trigger["metadata"]["query"]) == [metric]
+        assert each["spec"]["minReplicaCount"] <= each["spec"]["maxReplicaCount"]
+        scaled.append(each["spec"]["scaleTargetRef"]["name"])
+    for each in of(objects, "HorizontalPodAutoscaler"):
+        [figure] = each["spec"]["metrics"]
+        assert figure["external"]["metric"]["name"] == metric
+        scaled.append(each["spec"]["scaleTargetRef"]["name"])
+    assert scaled
+    assert len(set(scaled)) == len(scaled), "two autoscalers would fight over a tier"
+    assert set(scaled) <= workers
+
+
+def test_cert_manager_writes_every_certificate_that_pods_mount(objects: list[Object]) -> None:
+    made = {each["spec"]["secretName"]: each["spec"]["dnsNames"] for each in of(objects, "Certificate")}
+    mounted = {
+        volume["secret"]["secretName"]
+        for each in of(objects, "Deployment")
+        for volume in each["spec"]["template"]["spec"]["volumes"]
+        if volume["name"] == "tls"
+    }
+    assert made == {secret: [f"{secret.removesuffix('-tls')}.ifabric"] for secret in mounted}
