@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ifabric.broker.v1 import broker_service_pb2
     from ifabric.engine.v1 import contract_pb2
+    from services.broker.costs import JobCosts
     from services.common.errors import FabricError
 
 TokenArray = npt.NDArray[np.int32]
@@ -148,8 +149,8 @@ class Core(Protocol):
         What was dispatched goes on. Unknown jobs are ignored.
         """
 
-    def job_so_far(self, job: str) -> broker_service_pb2.JobReport:
-        """The accounting of a job up to now, in the form of `end_job`; `requests` is how many of them have ended."""
+    def job_costs(self, job: str) -> JobCosts:
+        """What a job has cost up to now, beyond its tokens; nothing where no work of that name was accepted."""
 
     def end_job(self, job: str) -> broker_service_pb2.JobReport:
         """Ends the accounting of a job and returns it; an empty report where no work of that name was accepted.

@@ -17,6 +17,7 @@ import numpy as np
 
 from ifabric.broker.v1 import broker_service_pb2
 from ifabric.engine.v1 import contract_pb2, generation_pb2
+from services.broker.costs import JobCosts
 from services.broker.work import CatalogEngine, SampleEnd, WorkEnd
 from services.common.errors import AlreadyExistsError, FabricError, NotFoundError, ResourceExhaustedError
 
@@ -123,8 +124,8 @@ class EchoCore:
         self.pauses += paused
         (self.paused.add if paused else self.paused.discard)(job)
 
-    def job_so_far(self, job: str) -> broker_service_pb2.JobReport:
-        return self._reports[job]
+    def job_costs(self, job: str) -> JobCosts:
+        return JobCosts(ended=self._reports[job].requests)
 
     def end_job(self, job: str) -> broker_service_pb2.JobReport:
         assert not [work for work in self.works.values() if work.job == job], "a job ends after its work"

@@ -151,4 +151,9 @@ def check_whole(job: JobClient, rows: Sequence[wire.JobRow]) -> None:
     end = job.get()
     assert (end.finished_rows, end.failed_rows) == (len(rows), 0)
     prompts = [list(sent.request.prompt.text.encode()) for sent in rows]
-    assert end.report.prompt_tokens_bound == least(prompts, ENGINE["kv_block_tokens"])
+    report = end.report
+    assert report.prompt_tokens_bound == least(prompts, ENGINE["kv_block_tokens"])
+    # What it has cost is known whoever died meanwhile.
+    assert report.HasField("running_ms")
+    assert report.HasField("prompt_tokens_cut")
+    assert report.head_prefills >= report.heads_held

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ifabric.broker.v1 import broker_service_pb2
+from services.broker.costs import EngineUse, JobCosts, tell_use
 
 if TYPE_CHECKING:
     from ifabric.engine.v1 import generation_pb2
@@ -194,8 +195,35 @@ class JobAccount:
         share.computed_tokens += usage.computed_tokens
         share.generated_tokens += usage.generated_tokens
 
+    def costs(self) -> JobCosts:
+        """What it has cost beyond tokens."""
+        engines: dict[str, EngineUse] = {}
+        for meter in self.meters.values():
+            counters = meter.read()
+            if counters is None:
+                continue
+            use = EngineUse(
+                counters.steps,
+                meter.budget * counters.steps,
+                counters.tokens,
+                counters.busy_us,
+                counters.uptime_us,
+            )
+            before = engines.get(meter.node_id)
+            engines[meter.node_id] = use if before is None else before.plus(use)
+        return JobCosts(
+            ended=self.ended,
+            cut_tokens=self.cut_tokens,
+            head_prefills=self.head_prefills,
+            heads_held=self.heads_held,
+            waiting_ms=round(1000 * self.waiting_s),
+            running_ms=round(1000 * self.running_s),
+            engines=engines,
+        )
+
     def report(self) -> broker_service_pb2.JobReport:
         """The account in its wire form, as far as the core knows."""
+        costs = self.costs()
         return broker_service_pb2.JobReport(
             requests=self.ended,
             prompt_tokens_logical=self.logical_tokens,
@@ -204,37 +232,30 @@ class JobAccount:
             prompt_tokens_cached=self.cached_tokens,
             generated_tokens=self.generated_tokens,
             reattempts=self.reattempts,
-            prompt_tokens_cut=self.cut_tokens,
-            head_prefills=self.head_prefills,
-            heads_held=self.heads_held,
-            waiting_ms=round(1000 * self.waiting_s),
-            running_ms=round(1000 * self.running_s),
-            shares=[self._share(node_id, share) for node_id, share in sorted(self.shares.items())],
+            prompt_tokens_cut=costs.cut_tokens,
+            head_prefills=costs.head_prefills,
+            heads_held=costs.heads_held,
+            waiting_ms=costs.waiting_ms,
+            running_ms=costs.running_ms,
+            shares=[
+                _share(node_id, share, costs.engines.get(node_id)) for node_id, share in sorted(self.shares.items())
+            ],
         )
-
-    def _share(self, node_id: str, share: Share) -> broker_service_pb2.NodeShare:
-        message = broker_service_pb2.NodeShare(
-            node_id=node_id,
-            requests=share.requests,
-            prompt_tokens_computed=share.computed_tokens,
-            generated_tokens=share.generated_tokens,
-        )
-        meters = [meter for meter in self.meters.values() if meter.node_id == node_id]
-        read = [(meter.budget, counters) for meter in meters if (counters := meter.read()) is not None]
-        steps = sum(counters.steps for _, counters in read)
-        room = sum(budget * counters.steps for budget, counters in read)
-        uptime = sum(counters.uptime_us for _, counters in read)
-        if read:
-            message.engine_steps = steps
-        if room:
-            # The first token of a sample is made with its prompt, so that this may count a little more than there is.
-            message.step_fill = min(1.0, sum(counters.tokens for _, counters in read) / room)
-        if uptime:
-            message.idle_fraction = min(1.0, max(0.0, 1 - sum(counters.busy_us for _, counters in read) / uptime))
-        return message
 
     def spent(self, usage: generation_pb2.Usage) -> None:
         """A row ended, well or not, at this cost."""
         self.computed_tokens += usage.computed_tokens
         self.cached_tokens += usage.cached_tokens
         self.generated_tokens += usage.generated_tokens
+
+
+def _share(node_id: str, share: Share, use: EngineUse | None) -> broker_service_pb2.NodeShare:
+    message = broker_service_pb2.NodeShare(
+        node_id=node_id,
+        requests=share.requests,
+        prompt_tokens_computed=share.computed_tokens,
+        generated_tokens=share.generated_tokens,
+    )
+    if use is not None:
+        tell_use(message, use)
+    return message

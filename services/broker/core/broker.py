@@ -22,6 +22,7 @@ from services.broker.core.node_watch import NodeWatch
 from services.broker.core.tracing import record_dispatch
 from services.broker.core.worker_link import WorkerLink
 from services.broker.core.workers import EngineFacts, Worker
+from services.broker.costs import JobCosts
 from services.broker.operating import NodeWork
 from services.common import logs
 from services.common.errors import InternalError, UnavailableError
@@ -153,10 +154,10 @@ class Broker:
         self.decision.pause_job(job, paused, self._loop.time())
         self._want_turn()
 
-    def job_so_far(self, job: str) -> broker_service_pb2.JobReport:
+    def job_costs(self, job: str) -> JobCosts:
         """See work.Core."""
         account = self.decision.job_account(job)
-        return broker_service_pb2.JobReport() if account is None else account.report()
+        return JobCosts() if account is None else account.costs()
 
     def end_job(self, job: str) -> broker_service_pb2.JobReport:
         """See work.Core."""

@@ -19,7 +19,7 @@ from services.broker.frontdoor.records import outcome
 from services.broker.frontdoor.transcript import OutputSink
 from services.broker.jobs import rules
 from services.broker.jobs.bound import Prompt, group_bound
-from services.broker.journal.values import Bound, Result
+from services.broker.journal.values import Bound, Costs, Result
 from services.broker.work import Lane
 from services.common import logs, reasons
 from services.common.errors import (
@@ -103,7 +103,9 @@ class JobFeed:
     ) -> None:
         self.job = job
         self.spec = job_service_pb2.JobSpec.FromString(job.spec)
-        self.core_job = f"job/{job.number}/{uuid.uuid4().hex[:8]}"
+        self.stretch = uuid.uuid4().hex
+        """Names this stretch of work on the job."""
+        self.core_job = f"job/{job.number}/{self.stretch[:8]}"
         self._core = core
         self._intake = intake
         self._recorder = recorder
@@ -138,6 +140,10 @@ class JobFeed:
     def running(self) -> int:
         """Of these, rows that a worker has."""
         return sum(row.running for row in self._rows.values())
+
+    def costs(self) -> Costs:
+        """What the job has cost here up to now."""
+        return Costs(self.stretch, self._core.job_costs(self.core_job).to_json())
 
     def update(self, job: JobRecord, *, paused: bool) -> None:
         """Takes the journal's newest word."""

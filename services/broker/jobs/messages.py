@@ -3,37 +3,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from google.protobuf import timestamp_pb2
 
 from ifabric.broker.v1 import broker_service_pb2, job_service_pb2
+from services.broker.costs import tell_use
 from services.broker.journal.values import ENDED, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from services.broker.costs import JobCosts
     from services.broker.journal.values import JobRecord, Share
 
-_ACCOUNTED: tuple[Literal["prompt_tokens_cut", "waiting_ms", "running_ms", "head_prefills", "heads_held"], ...] = (
-    "prompt_tokens_cut",
-    "waiting_ms",
-    "running_ms",
-    "head_prefills",
-    "heads_held",
-)
-_OF_ENGINES: tuple[Literal["engine_steps", "step_fill", "idle_fraction"], ...] = (
-    "engine_steps",
-    "step_fill",
-    "idle_fraction",
-)
 _STATES = {state: job_service_pb2.JobState.ValueType(int(state)) for state in State}
 
 
 def job_message(
     job: JobRecord,
     shares: Mapping[str, Share],
-    accounted: broker_service_pb2.JobReport | None,
+    costs: JobCosts,
     *,
     stalled: str,
     now: float,
@@ -43,7 +33,7 @@ def job_message(
     Args:
         job: As the journal has it.
         shares: What each node did for it.
-        accounted: What this broker's core knows beside the journal; None for nothing.
+        costs: What it has cost beyond tokens, wherever it ran.
         stalled: Why this broker cannot go on with it; empty where it can.
         now: Seconds since the epoch.
     """
@@ -64,7 +54,7 @@ def job_message(
         failed_rows=job.failed,
         engine_digest=job.engine_digest,
         create_time=_time(job.created),
-        report=_report(job, shares, accounted, now),
+        report=_report(job, shares, costs, now),
     )
     if job.ended is not None:
         message.end_time.CopyFrom(_time(job.ended))
@@ -80,9 +70,7 @@ def results_message(bodies: Iterable[bytes], next_row: int) -> job_service_pb2.F
     return message
 
 
-def _report(
-    job: JobRecord, shares: Mapping[str, Share], accounted: broker_service_pb2.JobReport | None, now: float
-) -> broker_service_pb2.JobReport:
+def _report(job: JobRecord, shares: Mapping[str, Share], costs: JobCosts, now: float) -> broker_service_pb2.JobReport:
     spent = job.spent
     until = job.ended if job.state in ENDED and job.ended is not None else now
     report = broker_service_pb2.JobReport(
@@ -106,22 +94,22 @@ def _report(
             for node_id, share in sorted(shares.items())
         ],
     )
-    if accounted is not None and accounted.requests >= job.finished:
-        _add(report, accounted)  # another broker's part would be missing from it otherwise
+    if costs.ended >= job.finished:
+        _add(report, costs)  # else some of it ran under a version that kept none of this
     return report
 
 
-def _add(report: broker_service_pb2.JobReport, accounted: broker_service_pb2.JobReport) -> None:
-    """Adds what only the core knows."""
-    for name in _ACCOUNTED:
-        if accounted.HasField(name):
-            setattr(report, name, getattr(accounted, name))
-    known = {share.node_id: share for share in accounted.shares}
+def _add(report: broker_service_pb2.JobReport, costs: JobCosts) -> None:
+    """Adds what a job has cost beyond its tokens."""
+    report.prompt_tokens_cut = costs.cut_tokens
+    report.head_prefills = costs.head_prefills
+    report.heads_held = costs.heads_held
+    report.waiting_ms = costs.waiting_ms
+    report.running_ms = costs.running_ms
     for share in report.shares:
-        if share.node_id in known:
-            for figure in _OF_ENGINES:
-                if known[share.node_id].HasField(figure):
-                    setattr(share, figure, getattr(known[share.node_id], figure))
+        use = costs.engines.get(share.node_id)
+        if use is not None:
+            tell_use(share, use)
 
 
 def _time(seconds: float) -> timestamp_pb2.Timestamp:

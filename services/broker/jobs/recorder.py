@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from services.broker.jobs.shards import ShardStore
     from services.broker.journal import Journal
-    from services.broker.journal.values import Bound, Result
+    from services.broker.journal.values import Bound, Costs, Result
     from services.broker.work import WorkEnd
 
 _RETRY_S = 0.5
@@ -59,12 +59,12 @@ class _Pending:
             share.generated_tokens + usage.generated_tokens,
         )
 
-    def batch(self, job: int) -> Batch:
-        """All of it as a value."""
+    def batch(self, job: int, costs: Costs | None) -> Batch:
+        """All of it as a value, with what the job has cost here."""
         spent = Spent(
             self.prompt_tokens, self.computed_tokens, self.cached_tokens, self.generated_tokens, self.reattempts
         )
-        return Batch(job, tuple(self.results), tuple(self.groups), spent, self.shares, tuple(self.bounds))
+        return Batch(job, tuple(self.results), tuple(self.groups), spent, self.shares, tuple(self.bounds), costs)
 
 
 class Recorder:
@@ -75,14 +75,20 @@ class Recorder:
         shards: Where payloads go.
         committed: Told after each commit, with job, how many of its results and which of its groups were in it, and
             whether the job has ended.
+        costs: Says what a job has cost here up to now; None where it is not worked on.
     """
 
     def __init__(
-        self, journal: Journal, shards: ShardStore, committed: Callable[[int, int, list[int], bool], None]
+        self,
+        journal: Journal,
+        shards: ShardStore,
+        committed: Callable[[int, int, list[int], bool], None],
+        costs: Callable[[int], Costs | None],
     ) -> None:
         self._journal = journal
         self._shards = shards
         self._committed = committed
+        self._costs = costs
         self._pending: defaultdict[int, _Pending] = defaultdict(_Pending)
         self._news = asyncio.Event()
         self._clear = asyncio.Event()
@@ -136,11 +142,14 @@ class Recorder:
 
     async def _commit(self, taken: dict[int, _Pending]) -> list[bool]:
         """Commits what was taken, however often it takes; says of each job whether it has ended."""
+        costs = {job: self._costs(job) for job in taken}
         while True:
             try:
                 for job, pending in taken.items():
                     await self._place(job, pending)
-                ended = await self._journal.record(self.owner, [each.batch(job) for job, each in taken.items()])
+                ended = await self._journal.record(
+                    self.owner, [each.batch(job, costs[job]) for job, each in taken.items()]
+                )
             except FabricError as error:
                 self.trouble = error.message
                 _log.warning("results.not_committed", reason=error.reason, message=error.message)

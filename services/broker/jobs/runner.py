@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,19 +24,16 @@ from services.common import logs
 from services.common.errors import FabricError, UnavailableError
 
 if TYPE_CHECKING:
-    from ifabric.broker.v1 import broker_service_pb2
     from services.broker.frontdoor.intake import Intake
     from services.broker.frontdoor.selection import EngineDirectory
     from services.broker.jobs.shards import ShardStore
     from services.broker.journal import Journal
-    from services.broker.journal.values import JobRecord
+    from services.broker.journal.values import Costs, JobRecord
     from services.broker.work import Catalog, Core
     from services.common.tasks import Tasks
 
 JOBS_MAX = 1000
 """Jobs that are served at the same time; more wait in order of priority and age."""
-REPORTS_KEPT = 256
-"""Jobs that are over whose accounting in the core is kept for whoever asks."""
 CLAIM_GROUPS = 4
 """Most groups of one claim."""
 TICK_S = 0.25
@@ -90,12 +86,10 @@ class Runner:
         self._intake = intake
         self._limits = limits
         self._tasks = tasks
-        self._recorder = Recorder(journal, shards, self._committed)
+        self._recorder = Recorder(journal, shards, self._committed, self._costs)
         self._feeds: dict[int, JobFeed] = {}
         self._ending: list[JobFeed] = []
         """Given up here; some of their rows are in the core still."""
-        self._reports: OrderedDict[int, broker_service_pb2.JobReport] = OrderedDict()
-        """What the core knew of jobs that are over here, the newest `REPORTS_KEPT` of them."""
         self._news = asyncio.Event()
         self._working: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -121,12 +115,6 @@ class Runner:
     def kick(self) -> None:
         """Something has changed: a job may run now, or no longer."""
         self._news.set()
-
-    def accounted(self, number: int) -> broker_service_pb2.JobReport | None:
-        """What this broker's core knows of a job beside the journal; None where it never had it, or long ago."""
-        feeds = [*self._feeds.values(), *self._ending]
-        feed = next((each for each in feeds if each.job.number == number), None)
-        return self._reports.get(number) if feed is None else self._core.job_so_far(feed.core_job)
 
     def stalled(self, number: int) -> str:
         """Why this broker cannot go on with a job; empty where it can."""
@@ -330,6 +318,10 @@ class Runner:
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
+    def _costs(self, number: int) -> Costs | None:
+        feed = self._feeds.get(number)
+        return None if feed is None else feed.costs()
+
     def _committed(self, number: int, results: int, groups: list[int], ended: bool) -> None:
         feed = self._feeds.get(number)
         if feed is not None:
@@ -346,12 +338,10 @@ class Runner:
 
     async def _account(self, feed: JobFeed) -> None:
         """Says what became of a job that is over here, and frees what only its bound needed."""
-        self._reports[feed.job.number] = self._core.job_so_far(feed.core_job)
+        costs = feed.costs()
         feed.close()
-        while len(self._reports) > REPORTS_KEPT:
-            self._reports.popitem(last=False)
         try:
-            job = await self._journal.job_by_number(feed.job.number)
+            job = await self._journal.keep_costs(feed.job.number, costs)
             if job is not None and job.state in ENDED:
                 await self._journal.drop_chains(job.number)
                 _log.info(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from google.rpc import code_pb2
 
 from ifabric.broker.v1 import job_service_pb2, job_service_pb2_grpc
+from services.broker.costs import JobCosts
 from services.broker.frontdoor.exchange import draining
 from services.broker.jobs import rules
 from services.broker.jobs.export import Export
@@ -236,11 +237,10 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
         return await self._message(job)
 
     async def _message(self, job: JobRecord) -> job_service_pb2.Job:
-        shares = await self._journal.shares(job.number)
         number = job.number
-        return job_message(
-            job, shares, self._runner.accounted(number), stalled=self._runner.stalled(number), now=time.time()
-        )
+        shares, kept = await self._journal.shares(number), await self._journal.costs(number)
+        costs = sum(map(JobCosts.from_json, kept), JobCosts())
+        return job_message(job, shares, costs, stalled=self._runner.stalled(number), now=time.time())
 
     async def _pause(self, seconds: float) -> None:
         """Waits before the journal is asked again.

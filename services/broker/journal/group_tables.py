@@ -109,6 +109,8 @@ def record(at: Connection, database: Database, owner: str, batch: Batch) -> Reco
             "generated_tokens = node_shares.generated_tokens + excluded.generated_tokens",
             (batch.job, node_id, share.rows, share.computed_tokens, share.generated_tokens),
         )
+    if batch.costs is not None:
+        job_table.keep_costs(at, batch.job, batch.costs)
     for group in batch.groups:
         at.change("DELETE FROM row_groups WHERE job = ? AND number = ? AND owner = ?", (batch.job, group, owner))
     if job.finished + job.failed + finished + failed < job.rows:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from services.broker.journal.database import Connection, Values
+    from services.broker.journal.values import Costs
 
 _COLUMNS = (
     "number, tenant, job_id, spec, priority, deadline, state, state_reason, row_count, finished, failed, size, "
@@ -167,6 +168,21 @@ def shares(at: Connection, number: int) -> dict[str, Share]:
         (number,),
     )
     return {node_id: Share(*counts) for node_id, *counts in found}
+
+
+def costs(at: Connection, number: int) -> list[bytes]:
+    """Returns what each stretch of work on a job has cost."""
+    found = at.rows("SELECT body FROM job_costs WHERE job = ? ORDER BY stretch", (number,))
+    return [bytes(body) for (body,) in found]
+
+
+def keep_costs(at: Connection, number: int, costs: Costs) -> None:
+    """Keeps what a stretch of work on a job has cost up to now."""
+    at.change(
+        "INSERT INTO job_costs (job, stretch, body) VALUES (?, ?, ?) "
+        "ON CONFLICT (job, stretch) DO UPDATE SET body = excluded.body",
+        (number, *costs),
+    )
 
 
 def tenant_use(at: Connection, tenant: str) -> TenantUse:

@@ -26,7 +26,18 @@ if TYPE_CHECKING:
     from services.broker.journal.database import Connection, Database
     from services.broker.journal.lookup import RowPlace
     from services.broker.journal.order import Key
-    from services.broker.journal.values import Batch, Counts, Group, Recorded, Result, Row, Share, StoredRow, TenantUse
+    from services.broker.journal.values import (
+        Batch,
+        Costs,
+        Counts,
+        Group,
+        Recorded,
+        Result,
+        Row,
+        Share,
+        StoredRow,
+        TenantUse,
+    )
 
 
 def _nothing(_point: str) -> None:
@@ -148,6 +159,21 @@ class Journal:
     async def shares(self, number: int) -> dict[str, Share]:
         """Returns what each node did for a job, by node."""
         return await self._reader.read(lambda at: job_table.shares(at, number))
+
+    async def costs(self, number: int) -> list[bytes]:
+        """Returns what each stretch of work on a job has cost, as it was kept."""
+        return await self._reader.read(lambda at: job_table.costs(at, number))
+
+    async def keep_costs(self, number: int, costs: Costs) -> JobRecord | None:
+        """Keeps what a stretch of work on a job has cost in the end; returns the job, None where it was deleted."""
+
+        def change(at: Connection) -> JobRecord | None:
+            job = job_table.by_number(at, number, self._for_update)
+            if job is not None:
+                job_table.keep_costs(at, number, costs)
+            return job
+
+        return await self._writer.write("costs", change)
 
     async def set_paused(self, tenant: str, job_id: str, *, paused: bool) -> JobRecord:
         """Stops a job or lets it go on. Idempotent.

@@ -208,6 +208,7 @@ def sweep(at: Connection, job: int) -> bool:
     if group_tables.drop_chains(at, job, ORDER_CHUNK):
         return True
     at.change("DELETE FROM node_shares WHERE job = ?", (job,))
+    at.change("DELETE FROM job_costs WHERE job = ?", (job,))
     at.change("DELETE FROM jobs WHERE number = ?", (job,))
     return False
 

@@ -80,6 +80,15 @@ STEPS = (
             "UPDATE jobs SET bound_tokens = -1 WHERE state IN (2, 3)",
         ),
     ),
+    Step(
+        4,
+        "what each stretch of work on a job has cost beyond tokens",
+        (
+            """CREATE TABLE job_costs (
+                job BIGINT NOT NULL, stretch TEXT NOT NULL, body BYTEA NOT NULL,
+                PRIMARY KEY (job, stretch))""",
+        ),
+    ),
 )
 VERSION = STEPS[-1].number
 """What this broker reads and writes."""

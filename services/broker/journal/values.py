@@ -153,6 +153,15 @@ class Bound(NamedTuple):
     """Ends of prompts without a tail that others may share; each new one takes a token off."""
 
 
+class Costs(NamedTuple):
+    """What one stretch of work on a job has cost; later ones of the same stretch take its place."""
+
+    stretch: str
+    """Names it: no two brokers, and no two times that one broker worked on the job, have the same."""
+    body: bytes
+    """`services.broker.costs.JobCosts`, as it is kept."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Results of one job that are committed together."""
@@ -166,6 +175,8 @@ class Batch:
     """By node."""
     bounds: tuple[tuple[int, Bound], ...] = ()
     """Groups that were given out, by number, before any of their rows had a result."""
+    costs: Costs | None = None
+    """What the job has cost here up to now; None where that is not known."""
 
 
 @dataclass(slots=True)
