@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engines.simulated import ABSENT, SimulatedEngine, Simulation, write_simulated_engine
 from services.common.contract import engine_digest
-from tests.k8s.cluster import ARCHIVES, NAMESPACE, Cluster, render, secret
+from tests.k8s.cluster import ARCHIVES, NAMESPACE, POLL_S, Cluster, render, secret
 from tests.support.authority import Authority
 from tests.support.processes import ROOT
 from tests.support.suite import ENGINE
+from tests.support.waiting import block_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +25,11 @@ CLIENTS = "ifabric-clients"
 KEY: Final = "ifab_key-of-the-client-in-the-test-cluster"
 TOLD: Final = {"engine_id": "simulated-test", "time_mode": "real", "step_us": 20_000, "slots": 8}
 """The simulated engine: 20 ms a step, so that a job of a few hundred rows lasts long enough to disturb it."""
-BUDGET: Final = "limits.step_token_budget"
+BUDGET: Final = "contract.limits.step_token_budget"
+"""The field that one engine leaves out, as violations name it."""
+ROWS: Final = 600
+"""Rows of a job on the simulated workers."""
+JOB_WITHIN_S: Final = 400.0
 IMAGES: Final = ("services", "broker", "provisioner", "worker-cpu", "postgresql")
 
 
@@ -32,7 +37,9 @@ def write_engines(folder: Path) -> dict[str, Path]:
     """Writes the engine of each tier of the overlay, and returns where."""
     engines = {"cpu-generate": ENGINE, "simulated": folder / "simulated", "unbudgeted": folder / "unbudgeted"}
     write_simulated_engine(engines["simulated"], **TOLD)
-    write_simulated_engine(engines["unbudgeted"], engine_id="unbudgeted", contract_changes={BUDGET: ABSENT})
+    write_simulated_engine(
+        engines["unbudgeted"], engine_id="unbudgeted", contract_changes={BUDGET.removeprefix("contract."): ABSENT}
+    )
     return engines
 
 
@@ -181,3 +188,27 @@ def simulated_rows(name: str, count: int, *, tokens: int = 24) -> tuple[str, dic
         rows.append(json.dumps(row))
         wanted[f"row-{number}"] = simulation.tokens(prompt, tokens)
     return "\n".join(rows) + "\n", wanted
+
+
+def simulated_job(cluster: Cluster, name: str) -> tuple[Job, dict[str, list[int]]]:
+    """Starts a job that takes the two simulated workers a while, and waits until some of it is done."""
+    rows, wanted = simulated_rows(name, ROWS)
+    job = start_job(cluster, name, rows, "--engine-id", "simulated-test")
+    status: dict[str, Any] = {}
+
+    def begun() -> bool:
+        assert job.process.poll() is None, job.process.communicate()
+        answer = in_client(cluster, "ifab", "bulk", "status", name, "--json", check=False)
+        status.update(json.loads(answer) if answer else {})
+        return int(status.get("finished", 0)) > 0
+
+    block_until(begun, every_s=POLL_S, within_s=60.0, what=f"the first results of {name}")
+    assert int(status["finished"]) < ROWS, "the job was over before anything was done to it"
+    return job, wanted
+
+
+def assert_every_row_came(job: Job, wanted: dict[str, list[int]]) -> None:
+    """Waits for the end of a job; each row has come once, with the tokens that its engine owes."""
+    report = job.report(within_s=JOB_WITHIN_S)
+    assert (report["requests"], report["failed"]) == (len(wanted), 0)
+    assert {name: row["token_ids"] for name, row in job.results().items()} == wanted

@@ -9,42 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.k8s.cluster import NAMESPACE, POLL_S, is_ready
-from tests.k8s.suite import BUDGET, in_client, simulated_rows, start_job
+from tests.k8s.suite import BUDGET, JOB_WITHIN_S, assert_every_row_came, simulated_job, start_job
 from tests.support.processes import ROOT
 from tests.support.waiting import block_until
 
 if TYPE_CHECKING:
     from tests.k8s.cluster import Cluster
-    from tests.k8s.suite import Job
 
 pytestmark = pytest.mark.k8s
 
-JOB_WITHIN_S = 400.0
-ROWS = 600
 BROKERS, SIMULATED = "app.kubernetes.io/name=broker", "ifabric/tier=simulated"
-
-
-def simulated_job(cluster: Cluster, name: str) -> tuple[Job, dict[str, list[int]]]:
-    """Starts a job that takes the two simulated workers a while, and waits until some of it is done."""
-    rows, wanted = simulated_rows(name, ROWS)
-    job = start_job(cluster, name, rows, "--engine-id", "simulated-test")
-    status: dict[str, Any] = {}
-
-    def begun() -> bool:
-        assert job.process.poll() is None, job.process.communicate()
-        answer = in_client(cluster, "ifab", "bulk", "status", name, "--json", check=False)
-        status.update(json.loads(answer) if answer else {})
-        return int(status.get("finished", 0)) > 0
-
-    block_until(begun, every_s=POLL_S, within_s=60.0, what=f"the first results of {name}")
-    assert int(status["finished"]) < ROWS, "the job was over before anything was done to it"
-    return job, wanted
-
-
-def assert_every_row_came(job: Job, wanted: dict[str, list[int]]) -> None:
-    report = job.report(within_s=JOB_WITHIN_S)
-    assert (report["requests"], report["failed"]) == (len(wanted), 0)
-    assert {name: row["token_ids"] for name, row in job.results().items()} == wanted
 
 
 def test_a_bulk_job_through_the_service_brings_every_row_of_a_real_model(cluster: Cluster) -> None:
@@ -79,12 +53,12 @@ def test_a_rolling_update_of_broker_and_provisioner_drops_no_row(cluster: Cluste
 
 def test_an_engine_without_its_token_budget_stays_out_and_says_why(cluster: Cluster) -> None:
     def registered() -> dict[str, Any]:
-        listed = toolbox(cluster, "ifab", "nodes", "--json")
-        nodes = {node["node_id"]: node for node in map(json.loads, listed.splitlines())}
-        return dict(next((node for name, node in nodes.items() if "unbudgeted" in name), {}))
+        listed = json.loads(toolbox(cluster, "ifab", "nodes", "--json")).get("nodes", ())
+        return next((dict(node) for node in listed if "unbudgeted" in node["description"]["node_id"]), {})
 
     node = block_until(registered, every_s=POLL_S, within_s=60.0, what="the node in ListNodes")
-    assert BUDGET in json.dumps(node)
+    assert node["state"] == "NODE_STATE_REFUSED"
+    assert BUDGET in {violation["field"] for violation in node["violations"]}
     [pod] = cluster.pods("ifabric/tier=unbudgeted")
     assert not is_ready(pod)
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0, "it waits; it is not started again and again"

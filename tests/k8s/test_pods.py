@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cluster does to pods of the suite, and they to it: probes, drain, budgets, pod security. `make test-k8s`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from tests.k8s.cluster import NAMESPACE, POLL_S, is_ready
+from tests.k8s.suite import CLIENTS, assert_every_row_came, simulated_job
+from tests.support.waiting import block_until
+
+if TYPE_CHECKING:
+    from tests.k8s.cluster import Cluster
+
+pytestmark = pytest.mark.k8s
+
+SIMULATED = "ifabric/tier=simulated"
+
+
+def evict(cluster: Cluster, pod: str) -> subprocess.CompletedProcess[str]:
+    """Asks for a pod's eviction, as a drain of its node does."""
+    eviction = {
+        "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}
+    }  # fmt: skip
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
+    return cluster.attempt("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
+
+
+def main_process(pod: dict[str, Any]) -> int:
+    """The process of a pod's container, as this machine numbers it: a child of the container's shim."""
+    container = str(pod["status"]["containerStatuses"][0]["containerID"]).rpartition("/")[2]
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        worker = "-m services.worker" in " ".join(process.info["cmdline"] or ())
+        if worker and container in Path(f"/proc/{process.pid}/cgroup").read_text():
+            return int(process.pid)
+    raise AssertionError(f"no process of {pod['metadata']['name']}")
+
+
+def test_an_evicted_worker_hands_back_its_work_and_the_budget_keeps_the_other(cluster: Cluster) -> None:
+    job, wanted = simulated_job(cluster, "evicted")
+    first, second = (pod["metadata"]["name"] for pod in cluster.ready(SIMULATED, 2))
+    follow = cluster.command("logs", "-n", NAMESPACE, first, "-f", "--since", "1s")
+    with subprocess.Popen(follow, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as log:
+        assert evict(cluster, first).returncode == 0
+        refused = evict(cluster, second)
+        assert refused.returncode != 0
+        assert "violate the pod's disruption budget" in refused.stderr
+        said = [json.loads(line) for line in log.communicate(timeout=90)[0].splitlines() if line.startswith("{")]
+    assert "stop.requested" in {line["event"] for line in said}
+    assert not [line for line in said if line["level"] in {"error", "critical"}]
+    assert_every_row_came(job, wanted)
+    cluster.ready(SIMULATED, 2)
+    status = cluster.get("poddisruptionbudget", "worker-simulated")["status"]
+    assert (status["currentHealthy"], status["disruptionsAllowed"]) == (2, 1)
+
+
+def test_a_worker_that_stands_still_is_taken_out_of_service_and_then_started_again(cluster: Cluster) -> None:
+    [stuck, _] = cluster.ready(SIMULATED, 2)
+    name = stuck["metadata"]["name"]
+    os.kill(main_process(stuck), signal.SIGSTOP)
+
+    def now() -> dict[str, Any]:
+        return dict(cluster.get("pod", name))
+
+    block_until(lambda: not is_ready(now()), every_s=POLL_S, within_s=30, what="the stuck worker is not ready")
+    assert now()["status"]["containerStatuses"][0]["restartCount"] == 0, "readiness comes first"
+    again = lambda: now()["status"]["containerStatuses"][0]["restartCount"] == 1 and is_ready(now())  # noqa: E731
+    block_until(again, every_s=POLL_S, within_s=150, what="the worker was started again and is ready")
+    events = cluster.get("events", "--field-selector", f"involvedObject.name={name}")["items"]
+    unhealthy = [event["message"] for event in events if event["reason"] == "Unhealthy"]
+    assert any(message.startswith("Readiness probe") for message in unhealthy)
+    assert any(message.startswith("Liveness probe") for message in unhealthy)
+
+
+def test_a_broker_is_reached_only_while_it_is_ready(cluster: Cluster) -> None:
+    ready = {pod["status"]["podIP"] for pod in cluster.ready("app.kubernetes.io/name=broker", 2)}
+    slices = cluster.get("endpointslices", "-l", "kubernetes.io/service-name=broker")["items"]
+    endpoints = [endpoint for each in slices for endpoint in each["endpoints"]]
+    assert {address for each in endpoints for address in each["addresses"]} == ready
+    assert all(each["conditions"]["ready"] for each in endpoints)
+    [unbudgeted] = cluster.pods("ifabric/tier=unbudgeted")
+    assert not is_ready(unbudgeted), "a worker that may not serve is no ready pod"
+
+
+@pytest.mark.parametrize("namespace", [NAMESPACE, CLIENTS])
+def test_pods_that_are_not_restricted_are_refused(cluster: Cluster, namespace: str) -> None:
+    pod = {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bold", "namespace": namespace},
+        "spec": {"containers": [{"name": "bold", "image": "bold", "securityContext": {"privileged": True}}]},
+    }  # fmt: skip
+    refused = cluster.attempt("create", "-f", "-", stdin=json.dumps(pod))
+    assert refused.returncode != 0
+    assert 'violates PodSecurity "restricted:latest"' in refused.stderr
+
+
+def test_no_container_is_root_or_writes_its_root(cluster: Cluster) -> None:
+    for pod in cluster.get("pods")["items"]:
+        if pod["status"]["phase"] != "Running":
+            continue
+        name = pod["metadata"]["name"]
+        shown = cluster.kubectl(
+            "exec",
+            "-n",
+            NAMESPACE,
+            name,
+            "--",
+            "sh",
+            "-c",
+            "id -u; touch /opt/x 2>&1 || true; grep CapEff /proc/self/status",
+        )
+        user, written, capabilities = shown.splitlines()
+        assert (user, capabilities.split()[1].strip("0")) == ("10001", ""), name
+        assert "Read-only file system" in written, name
