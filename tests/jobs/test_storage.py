@@ -223,22 +223,21 @@ def test_a_postgresql_that_crashes_loses_nothing_that_was_acknowledged(tmp_path:
 
 
 def test_old_jobs_go_by_age(tmp_path: Path) -> None:
-    with (
-        Fabric(tmp_path, broker={"job_retention_s": 0.1}) as fabric,
-        JobClient(fabric.start().brokers[0].address) as job,
-    ):
-        job.create()
-        job.seal(0)
-        kept = JobClient(fabric.brokers[0].address, job_id="kept")
-        kept.create()
+    with Fabric(tmp_path, broker={"job_retention_s": 0.001}) as fabric, ExitStack() as stack:
+        [broker] = fabric.brokers
+        address = broker.start().address
+        old, kept, gone = (stack.enter_context(JobClient(address, job_id=name)) for name in ("old", "kept", "gone"))
+        for job in (old, kept, gone):
+            job.create()
+        old.seal(0)
+        gone.cancel()
+        gone.delete()  # the house is kept at once where something was deleted
         page = wire.ListJobsRequest(tenant="t")
         block_until(
-            lambda: [each.spec.job_id for each in job.call("ListJobs", page).jobs] == ["kept"],
+            lambda: [each.spec.job_id for each in kept.call("ListJobs", page).jobs] == ["kept"],
             within_s=40,
             what="the old job's end",
         )
-        job.close()
-        kept.close()
 
 
 def test_the_oldest_jobs_go_by_size_and_no_more_than_it_takes(tmp_path: Path) -> None:
