@@ -58,7 +58,7 @@ def test_an_engine_without_its_token_budget_stays_out_and_says_why(cluster: Clus
 
     node = block_until(registered, every_s=POLL_S, within_s=60.0, what="the node in ListNodes")
     assert node["state"] == "NODE_STATE_REFUSED"
-    assert BUDGET in {violation["field"] for violation in node["violations"]}
+    assert BUDGET in {violation["path"] for violation in node["violations"]}
     [pod] = cluster.pods("ifabric/tier=unbudgeted")
     assert not is_ready(pod)
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0, "it waits; it is not started again and again"

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Containerfiles, unbuilt: where they start, who runs in them, what they say of themselves. Offline."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.k8s.cluster import render
+from tests.support.processes import ROOT
+
+FOLDER = ROOT / "deploy" / "images"
+FILES = {path.parent.name: path for path in sorted(FOLDER.glob("*/Containerfile"))}
+SERVICES = {"broker": "broker", "provisioner": "provisioner", "worker-cpu": "worker", "worker-cuda": "worker"}
+
+
+def commands(name: str) -> str:
+    """A Containerfile without comments, a command a line."""
+    text = "\n".join(line for line in FILES[name].read_text().splitlines() if not line.lstrip().startswith("#"))
+    return text.replace("\\\n", " ")
+
+
+def test_every_image_that_overlays_name_can_be_built() -> None:
+    named = set()
+    for overlay in ("one-node", "h200", "consumer-cards", "ci"):
+        for each in render(overlay):
+            if each["kind"] == "Deployment":
+                pod = each["spec"]["template"]["spec"]
+                named |= {container["image"] for container in (*pod.get("initContainers", ()), *pod["containers"])}
+    names = {re.sub(r"^ifabric/|:.*$", "", image) for image in named}
+    engines = {name for name in names if name.startswith("engine-")}
+    assert names - engines - {"postgresql"} == set(FILES) - {"engine"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_linter_has_nothing_against_it(name: str) -> None:
+    linter = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([linter, FILES[name]], capture_output=True, text=True, check=False)
+    assert done.stdout + done.stderr == ""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_starts_from_what_its_builder_names_and_fetches_nothing_by_address(name: str) -> None:
+    text = commands(name)
+    known = {f"${{{argument}}}" for argument in re.findall(r"^ARG (BASE|SERVICES|VENDOR)$", text, re.MULTILINE)}
+    for base, stage in re.findall(r"^FROM (\S+)(?: AS (\S+))?$", text, re.MULTILINE):
+        assert base in known, "a base by a name of our own could be anything"
+        known.add(stage)
+    assert "://" not in text
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_runs_as_root_and_it_says_what_it_is(name: str) -> None:
+    last = commands(name).rpartition("\nFROM ")[2]
+    inherits = last.startswith("${SERVICES}")
+    assert re.findall(r"^USER (\S+)$", last, re.MULTILINE) == ([] if inherits else ["10001:10001"])
+    labels = set(re.findall(r"org\.opencontainers\.image\.(\w+)=", last))
+    assert labels >= ({"title", "description"} | (set() if inherits else {"licenses", "version", "revision"}))
+
+
+@pytest.mark.parametrize(("name", "service"), SERVICES.items())
+def test_a_service_can_be_asked_for_its_health_and_says_where_it_listens(name: str, service: str) -> None:
+    last = commands(name).rpartition("\nFROM ")[2]
+    assert re.search(r'^HEALTHCHECK .*"services\.common\.healthcheck", "127\.0\.0\.1:9601"\]$', last, re.MULTILINE)
+    assert f"IFAB_{service.upper()}_HEALTH_LISTEN=127.0.0.1:9601" in last
+    assert re.search(rf'^ENTRYPOINT \[.*"-m", "services\.{service}"\]$', last, re.MULTILINE)
+    [ports] = re.findall(r"^EXPOSE (.+)$", last, re.MULTILINE)
+    [pod] = {
+        str(sorted(port["containerPort"] for port in each["spec"]["template"]["spec"]["containers"][0]["ports"]))
+        for each in render("h200")
+        if each["kind"] == "Deployment"
+        and service == each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"]
+    }
+    assert str(sorted(map(int, ports.split()))) == pod
+
+
+def test_every_package_of_the_images_is_pinned_as_the_tests_have_it() -> None:
+    def pins(name: str) -> set[str]:
+        return set(re.findall(r"(?m)^[a-z0-9-]+(?:\[[a-z,-]+\])?==\S+", (ROOT / "requirements" / name).read_text()))
+
+    images = pins("services.lock")
+    assert len(images) > 30
+    assert images <= pins("dev.lock")
