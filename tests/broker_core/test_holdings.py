@@ -186,12 +186,6 @@ def test_whole_groups_that_a_full_worker_holds_go_to_one_that_has_nothing_to_do(
     assert all(len(nodes) == 1 for nodes in owners.values()), "groups moved whole"
 
 
-def test_what_costs_more_anew_than_it_is_worth_waits_for_its_holder() -> None:
-    bench, _, heads = _with_held_heads(8, 40 * BLOCK, sequences=2)
-    bench.submit(*(work([*head, 9], max_tokens=1) for head in heads.values()))
-    assert _shares(bench) == {"holder": 8}
-
-
 def test_a_cordon_does_not_make_the_broker_forget_what_a_node_holds() -> None:
     bench = Bench()
     holder = bench.worker("holder")

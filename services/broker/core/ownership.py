@@ -418,14 +418,11 @@ class Ownership:
     def _spare(self, other: Run, worker: Worker) -> int | None:
         """Which of the things that were left to another worker this one may have, newest first; None for nothing.
 
-        Nothing that exceeds its whole credit: it would only be handed back. While the other works, bulk work that would
-        cost more anew than it is worth waits for it.
+        Nothing that exceeds its whole credit: it would only be handed back.
         """
-        anyhow = self._interactive or other.worker.quiet or other.worker.apart is not None
         for at in range(len(other.handed) - 1, max(-1, len(other.handed) - 1 - _SAMPLED), -1):
             _node, item = other.handed[at]
-            fits = not isinstance(item, Entry) or worker.ledger.could_fit(cost_of(item))
-            if fits and (anyhow or self._effort(item) >= 2 * _anew(item)):
+            if not isinstance(item, Entry) or worker.ledger.could_fit(cost_of(item)):
                 return at
         return None
 
