@@ -78,6 +78,9 @@ class Operable(Protocol):
     def node_work(self) -> Sequence[NodeWork]:
         """Every node that is connected or cordoned, by name."""
 
+    def nodes_taking(self, engine_digest: str) -> int:
+        """How many nodes that serve an engine are connected and get work now."""
+
     def explain(self, key: tuple[str, str]) -> Whereabouts | None:
         """Where the request under a key is; None where it is not in flight."""
 

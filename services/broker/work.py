@@ -143,6 +143,9 @@ class Core(Protocol):
         The sink hears `finished` as after a cancel.
         """
 
+    def nodes_taking(self, engine_digest: str) -> int:
+        """How many nodes that serve an engine are connected and get work now."""
+
     def pause_job(self, job: str, paused: bool) -> None:
         """Dispatches nothing more of a job until it is called again: its reader is slow, or somebody wants it so.
 

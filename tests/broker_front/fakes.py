@@ -120,6 +120,9 @@ class EchoCore:
         self.early.append(work.key)
         self._stop(work.key)
 
+    def nodes_taking(self, engine_digest: str) -> int:
+        return 1
+
     def pause_job(self, job: str, paused: bool) -> None:
         self.pauses += paused
         (self.paused.add if paused else self.paused.discard)(job)

@@ -149,6 +149,10 @@ class Broker:
         self.decision.finish_early(work)
         self._want_turn()
 
+    def nodes_taking(self, engine_digest: str) -> int:
+        """See work.Core."""
+        return sum(each.serving and each.facts.digest == engine_digest for each in self._workers.values())
+
     def pause_job(self, job: str, paused: bool) -> None:
         """See work.Core."""
         self.decision.pause_job(job, paused, self._loop.time())

@@ -17,7 +17,7 @@ from ifabric.broker.v1 import broker_service_pb2, job_service_pb2
 from services.broker.frontdoor.intake import Plan
 from services.broker.frontdoor.records import outcome
 from services.broker.frontdoor.transcript import OutputSink
-from services.broker.jobs import rules
+from services.broker.jobs import pinning, rules
 from services.broker.jobs.bound import Prompt, group_bound
 from services.broker.journal.values import Bound, Costs, Result
 from services.broker.work import Lane
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from services.broker.frontdoor.intake import Intake
     from services.broker.jobs.recorder import Recorder
     from services.broker.journal.values import Group, JobRecord, StoredRow
-    from services.broker.work import Core, Work, WorkEnd
+    from services.broker.work import CatalogEngine, Core, Work, WorkEnd
 
 PLAN_ROWS = 256
 """Rows that are planned in one go, before others get their turn on the event loop."""
@@ -183,7 +183,7 @@ class JobFeed:
         plans: list[Plan | FabricError] = []
         for start in range(0, len(rows), PLAN_ROWS):
             piece = await self._plan(rows[start : start + PLAN_ROWS])
-            passing = next((plan for plan in piece if isinstance(plan, FabricError) and _passes(plan)), None)
+            passing = next((plan for plan in piece if isinstance(plan, FabricError) and pinning.passes(plan)), None)
             if passing is not None:
                 self.stalled = passing.message
                 return False
@@ -229,8 +229,18 @@ class JobFeed:
         for row, group in due.items():
             self._later(row, group)
 
+    async def choose(self, engines: Sequence[CatalogEngine], rows: Sequence[StoredRow]) -> CatalogEngine:
+        """Chooses the build that the job is held to by its first rows; see `pinning.choose`."""
+        return await pinning.choose(
+            self._intake, engines, [self._request(row, held=False) for row in rows], self._core.nodes_taking
+        )
+
     async def _plan(self, rows: Sequence[StoredRow]) -> list[Plan | FabricError]:
-        return await self._intake.plan([self._request(row) for row in rows])
+        requests = [self._request(row) for row in rows]
+        plans = await self._intake.plan(requests)
+        if self.spec.any_digest or self.spec.engine.engine_digest:
+            return plans
+        return await pinning.told(self._intake, requests, plans, self.spec.engine)
 
     def _submit(self, rows: Sequence[StoredRow], groups: Sequence[int], plans: Sequence[Plan | FabricError]) -> None:
         if self.over:
@@ -241,7 +251,7 @@ class JobFeed:
                 sink = JobRow(plan, self._core, self, row, group)
                 self._rows[row.row] = sink
                 works.append(plan.work(sink, lane=Lane.BULK, stream_tokens=False, job=self.core_job))
-            elif _passes(plan):
+            elif pinning.passes(plan):
                 self._later(row.row, group, plan.retry_after_s)
             else:
                 self._end_badly(row.row, row.row_id, group, plan)
@@ -257,7 +267,7 @@ class JobFeed:
         else:
             self._end_badly(row.row, row.row_id, row.group, error)
 
-    def _request(self, row: StoredRow) -> broker_service_pb2.GenerationRequest:
+    def _request(self, row: StoredRow, *, held: bool = True) -> broker_service_pb2.GenerationRequest:
         sent = broker_service_pb2.GenerationRequest.FromString(row.body)
         made = rules.row_request(self.spec.defaults, sent)
         made.request_id = core_id(self.job.number, row.row)
@@ -266,7 +276,7 @@ class JobFeed:
         if not made.HasField("priority"):
             made.priority = self.job.priority
         made.engine.CopyFrom(self.spec.engine)
-        if self.job.engine_digest and not self.spec.any_digest:
+        if held and self.job.engine_digest and not self.spec.any_digest:
             made.engine.engine_digest = self.job.engine_digest
         return made
 
@@ -324,11 +334,6 @@ class JobFeed:
 
     def _later(self, row: int, group: int, after_s: float | None = None) -> None:
         heapq.heappush(self._again, (self._now() + (after_s or _AGAIN_S), row, group))
-
-
-def _passes(error: FabricError) -> bool:
-    """Whether a row may be planned later: nothing is wrong with it."""
-    return isinstance(error, UnavailableError) or error.reason == reasons.ENGINE_UNKNOWN
 
 
 def _row(work: Work) -> JobRow:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from google.rpc import code_pb2
 
 from services.broker.frontdoor.selection import ambiguous
+from services.broker.jobs import pinning
 from services.broker.jobs.feed import JobFeed
 from services.broker.jobs.recorder import Recorder
 from services.broker.journal import LeaseLostError
@@ -301,7 +302,12 @@ class Runner:
             feed.stalled = error.message
             return False
         if not pinned and not feed.spec.any_digest:
-            best = max(serving, key=lambda engine: len(engine.node_ids))
+            rows = await self._journal.rows_at(job.number, range(min(job.rows, pinning.ROWS)))
+            try:
+                best = await feed.choose(serving, rows)
+            except FabricError as error:
+                feed.stalled = error.message
+                return False
             digest = await self._journal.pin(job.number, best.digest)
             feed.pin(digest)
             return digest == best.digest or await self._engine_is_there(feed)

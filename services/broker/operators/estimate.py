@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ifabric.broker.v1 import job_service_pb2
 from ifabric.broker.v1 import operator_service_pb2 as pb
 from services.broker.frontdoor.intake import Plan
-from services.broker.jobs import rules
+from services.broker.frontdoor.selection import Candidates, EngineProfile
+from services.broker.jobs import pinning, rules
 from services.broker.operators.analysis import Analysis
 from services.broker.operators.prediction import Seat, predict
-from services.common import reasons
 from services.common.errors import (
     DeadlineExceededError,
     FabricError,
@@ -53,6 +53,8 @@ class _Seen:
     """Rows by the engines that may serve them."""
     analysis: Analysis | None = None
     """Of the rows that would run; None before the first."""
+    held_to: str = ""
+    """Digest of the build that the rows are held to; empty for none."""
 
     def refuse(self, row_id: str, error: FabricError | status_pb2.Status) -> None:
         self.refused += 1
@@ -85,16 +87,41 @@ class Estimator:
         """
         spec: job_service_pb2.JobSpec | None = None
         seen = _Seen()
+        first: list[job_service_pb2.JobRow] | None = []
         while (message := await _next(messages)) is not None:
             if spec is None:
                 spec = _spec_of(message)
             elif message.HasField("spec"):
                 raise InvalidArgumentError.of([Violation("spec", "is in a later message; the first one carries it")])
-            await self._take(spec, message.rows, seen)
+            if first is None:
+                await self._take(spec, message.rows, seen)
+                continue
+            first += message.rows
+            if len(first) >= pinning.ROWS:
+                await self._hold(spec, first[: pinning.ROWS], seen)
+                await self._take(spec, first, seen)
+                first = None
         if spec is None:
             raise InvalidArgumentError.of([Violation("spec", "is absent; the first message carries it")])
+        if first:
+            await self._hold(spec, first, seen)
+            await self._take(spec, first, seen)
         worth = await asyncio.to_thread((seen.analysis or Analysis(0)).worth)
         return self._response(seen, worth)
+
+    async def _hold(self, spec: job_service_pb2.JobSpec, rows: Sequence[job_service_pb2.JobRow], seen: _Seen) -> None:
+        """Holds the rows to the build of their engine that a job of them would be held to."""
+        if spec.any_digest or spec.engine.engine_digest:
+            return
+        engines = [
+            each
+            for each in self._catalog.engines()
+            if each.node_ids and spec.engine.engine_id in ("", each.contract.engine_id)
+        ]
+        requests = [_request(spec, row) for row in rows if rules.fault(row, row.row_id.encode()) is None]
+        if engines and Candidates.of([EngineProfile.of(each) for each in engines]).one_model:
+            best = await pinning.choose(self._intake, engines, requests, self._core.nodes_taking)
+            seen.held_to = best.digest
 
     async def _take(self, spec: job_service_pb2.JobSpec, rows: Sequence[job_service_pb2.JobRow], seen: _Seen) -> None:
         seen.rows += len(rows)
@@ -106,18 +133,19 @@ class Estimator:
             if error is not None:
                 seen.refuse(row.row_id, error)
                 continue
-            made = rules.row_request(spec.defaults, row.request)
-            made.request_id = row.row_id[:128]
-            made.tenant = spec.tenant
-            made.engine.CopyFrom(spec.engine)
+            made = _request(spec, row)
+            made.engine.engine_digest = seen.held_to or made.engine.engine_digest
             requests.append(made)
-        for request, plan in zip(requests, await self._intake.plan(requests), strict=True):
+        plans = await self._intake.plan(requests)
+        if seen.held_to:
+            plans = await pinning.told(self._intake, requests, plans, spec.engine)
+        for request, plan in zip(requests, plans, strict=True):
             if isinstance(plan, Plan):
                 seen.engines[plan.engine_digests] += 1
                 if seen.analysis is None:
                     seen.analysis = Analysis(self._block_tokens(plan.engine_digests))
                 seen.analysis.add(request.request_id, plan.tokens, plan.salt, plan.samples * plan.max_tokens)
-            elif isinstance(plan, UnavailableError) or plan.reason == reasons.ENGINE_UNKNOWN:
+            elif pinning.passes(plan):
                 raise plan
             else:
                 seen.refuse(request.request_id, plan)
@@ -188,6 +216,14 @@ class Estimator:
             generated_tokens=made.generated_tokens,
             wall_ms=None if made.wall_s is None else round(1000 * made.wall_s),
         )
+
+
+def _request(spec: job_service_pb2.JobSpec, row: job_service_pb2.JobRow) -> broker_service_pb2.GenerationRequest:
+    made = rules.row_request(spec.defaults, row.request)
+    made.request_id = row.row_id[:128]
+    made.tenant = spec.tenant
+    made.engine.CopyFrom(spec.engine)
+    return made
 
 
 def _spec_of(message: pb.AnalyzeRowsRequest) -> job_service_pb2.JobSpec:
