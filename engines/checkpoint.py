@@ -25,6 +25,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from engines.plain_file import open_plain
 from services.common.errors import FailedPreconditionError, NotFoundError
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Checkpoint:
         """SHA-256 over the names and digests of all files, which takes as long as reading them."""
         whole = hashlib.sha256()
         for path in self.files():
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 whole.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
         return whole.hexdigest()
 
@@ -165,7 +166,7 @@ class Checkpoint:
         if name not in self._maps:
             path = self.directory / name
             try:
-                with path.open("rb") as file:
+                with open_plain(path) as file:
                     self._maps[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as error:
                 raise _error(path, f"it cannot be mapped: {error}") from error
@@ -180,7 +181,7 @@ def read_header(path: Path) -> dict[str, TensorPlace]:
         FailedPreconditionError: See `Checkpoint.open`.
     """
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
             prefix = file.read(_LENGTH.size)
             if len(prefix) < _LENGTH.size:
@@ -237,7 +238,7 @@ def _check_cover(path: Path, places: Mapping[str, TensorPlace], begin: int, size
 
 def _index(path: Path) -> dict[str, str]:
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             text = file.read(HEADER_BYTES_MAX + 1)
     except OSError as error:
         raise _error(path, f"it cannot be read: {error.strerror}") from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from engines.plain_file import open_plain
 from services.common import schema
 from services.common.errors import FailedPreconditionError, NotFoundError
 from services.common.schema.document import MAX_BYTES, Real, render
@@ -59,7 +60,7 @@ def read(directory: Path) -> ModelConfig:
     """
     path = directory / CONFIG_FILE
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             text = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"no {CONFIG_FILE} in {directory}: name the directory of a checkpoint") from error

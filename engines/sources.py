@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from engines.plain_file import open_plain
 from services.common.errors import FailedPreconditionError, NotFoundError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def find(name: str, *, cache: Path = CACHE, lock: Path = LOCK) -> Path:
 
 def digest(path: Path) -> str:
     """SHA-256 of a file, 64 lower-case hexadecimal digits."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

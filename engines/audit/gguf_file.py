@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import gguf
 
 from engines.audit.storage import BLOCKED, PLAIN, Stored, TensorFile, row_bytes
+from engines.plain_file import descriptor_of
 from services.common.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def open_gguf(path: Path) -> TensorFile:
         OSError: It cannot be opened.
         FailedPreconditionError: It is none, is damaged or cut short, or is of the other byte order.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = descriptor_of(path)
     try:
         with path.open("rb") as file:
             metadata, tensors = _Header(path, file, os.fstat(descriptor).st_size).parse()

@@ -7,11 +7,13 @@ often `config.json` beside them. Headers are held against the size of their file
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from typing import TYPE_CHECKING, Any, Final
 
 from engines.audit.storage import PLAIN, Stored, TensorFile
+from engines.plain_file import descriptor_of
 from services.common.errors import FailedPreconditionError, NotFoundError, UnimplementedError
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def open_safetensors(path: Path) -> TensorFile:
     tensors: dict[str, Stored] = {}
     try:
         for number, each in enumerate(paths):
-            descriptors.append(os.open(each, os.O_RDONLY))
+            descriptors.append(descriptor_of(each))
             for stored in _parse(each, descriptors[-1], number):
                 if stored.name in tensors:
                     raise FailedPreconditionError(f"{path}: the tensor {stored.name} is in two files")
@@ -100,6 +102,10 @@ def _parse(path: Path, descriptor: int, number: int) -> list[Stored]:
         if stored.offset + stored.size_bytes > size:
             raise wrong(f"{name} ends at byte {stored.offset + stored.size_bytes}, and the file at {size}")
         found.append(stored)
+    ordered = sorted(found, key=lambda each: each.offset)
+    for one, other in itertools.pairwise(ordered):
+        if one.offset + one.size_bytes > other.offset:
+            raise wrong(f"{one.name} and {other.name} share bytes")
     return found
 
 

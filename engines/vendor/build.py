@@ -19,6 +19,7 @@ from engines.build import Built, Progress, ignore_progress
 from engines.checkpoint import Checkpoint
 from engines.contract_text import BuiltFrom
 from engines.cpu import FileFacts
+from engines.plain_file import open_plain
 from engines.publish import Workplace, workplace
 from engines.vendor import checkpoint as gate
 from engines.vendor import commands, documents
@@ -205,7 +206,7 @@ def _digest_of(path: Path) -> str:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             document = json.loads(file.read(4 << 20))
     except (OSError, ValueError, RecursionError) as error:
         raise FailedPreconditionError(f"{path} of trtllm-build cannot be read: {error}") from error

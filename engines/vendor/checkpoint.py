@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from engines.checkpoint import Checkpoint
+from engines.plain_file import open_plain
 from services.common.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _scale(checkpoint: Checkpoint, where: Path, name: str) -> float:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             document = json.loads(file.read(1 << 20))
     except FileNotFoundError as error:
         raise FailedPreconditionError(f"no {path.name} in {path.parent}: no checkpoint of TensorRT-LLM") from error

@@ -350,6 +350,15 @@ def test_hostile_headers_of_safetensors(header: bytes, trained: Path, tmp_path: 
         audit(trained, path)
 
 
+def test_tensors_that_share_bytes(trained: Path, tmp_path: Path) -> None:
+    path = tmp_path / "shared.safetensors"
+    one = '{"dtype": "F32", "shape": [2], "data_offsets": [%d, %d]}'
+    header = f'{{"a": {one % (0, 8)}, "b": {one % (4, 12)}}}'.encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
+    with pytest.raises(FailedPreconditionError, match="a and b share bytes"):
+        audit(trained, path)
+
+
 def test_what_is_not_there_or_split(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="nowhere"):
         audit(trained, tmp_path / "nowhere")
