@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from services.common.errors import InvalidArgumentError, Violation
 from services.common.evidence import FAILS, Evidence, Flawed, read_all
 
 if TYPE_CHECKING:
@@ -75,11 +76,18 @@ def judge(engine: Path, engine_digest: str, *, required: Sequence[str] = KINDS) 
     Args:
         engine: The engine directory.
         engine_digest: Its digest; evidence about others does not count.
-        required: Kinds without which nothing is decided.
+        required: Kinds without which nothing is decided; at least one.
 
     Raises:
+        InvalidArgumentError: No kind is required, or one that nothing makes.
         FailedPreconditionError: The evidence cannot be read.
     """
+    unknown = [kind for kind in required if kind not in _COMMANDS]
+    if unknown or not required:
+        found = ", ".join(map(repr, unknown)) or "empty"
+        raise InvalidArgumentError.of(
+            [Violation("required", f"is {found}; expected at least one of {', '.join(_COMMANDS)}")]
+        )
     documents, flawed = read_all(engine, engine_digest)
     newest = {document.kind: document for document in documents if document.kind != "verdict"}
     missing = tuple(kind for kind in required if kind not in newest)
@@ -96,7 +104,7 @@ def judge(engine: Path, engine_digest: str, *, required: Sequence[str] = KINDS) 
             for finding in document.findings
         ]
     for kind in missing:
-        command = _COMMANDS.get(kind, "").format(engine=engine)
+        command = _COMMANDS[kind].format(engine=engine)
         grounds.append(Ground(kind, "-", "it was not made", command, against=False))
     failing = any(document.outcome == FAILS for document in counted)
     outcome = CLOSE if failing else OPEN if missing else KEEP

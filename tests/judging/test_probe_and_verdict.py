@@ -16,6 +16,7 @@ from engines.simulated import write_simulated_engine
 from engines.verdict.judgement import CLOSE, KEEP, OPEN, judge
 from engines.verdict.report import page
 from services.common.contract import engine_digest
+from services.common.errors import InvalidArgumentError
 from services.common.evidence import digest_of
 from tests.support import suite
 
@@ -122,6 +123,14 @@ def test_verdicts_follow_from_evidence(tmp_path: Path) -> None:
     assert judge(engine, digest, required=["sweep"]).outcome == OPEN
     add_earlier(engine, "audit", evidence.FAILS)
     assert judge(engine, digest).outcome == KEEP, "the newest of a kind counts"
+
+
+@pytest.mark.parametrize("required", [[], ["audit", "beauty"]])
+def test_a_verdict_rests_on_kinds_that_something_makes(required: list[str], tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    write_simulated_engine(engine)
+    with pytest.raises(InvalidArgumentError, match=r"required: is ('beauty'|empty); expected at least one of audit"):
+        judge(engine, engine_digest(engine), required=required)
 
 
 def test_a_finding_closes_the_way_and_is_told_with_its_command(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def _verdict(engine: Path, required: str, html: Path | None, keep: bool, as_json
     from engines.verdict.judgement import KEEP, judge
     from engines.wording import command_line
 
-    kinds = [word for word in required.split(",") if word]
+    kinds = [word for word in map(str.strip, required.split(",")) if word]
     found = judge(engine, engine_digest(engine), required=kinds)
     command = command_line(["ifab", "engine", "verdict", engine, "--required", required])
     page = report.page(found, engine.name, command)
