@@ -53,7 +53,10 @@ class LadderPlan:
             wrong.append(Violation("rungs", f"are {list(self.rungs)}; expected 1 to {_RUNGS_MAX} rising numbers"))
         elif not 0 < self.rungs[0] <= self.rungs[-1] <= CLIENTS_MAX:
             wrong.append(
-                Violation("rungs", f"go from {self.rungs[0]:g} to {self.rungs[-1]:g}; the most is {CLIENTS_MAX}")
+                Violation(
+                    "rungs",
+                    f"go from {self.rungs[0]:g} to {self.rungs[-1]:g}; expected above 0 and at most {CLIENTS_MAX}",
+                )
             )
         if self.mode == CLOSED and any(rung != int(rung) for rung in self.rungs):
             wrong.append(Violation("rungs", "are not whole numbers of clients"))

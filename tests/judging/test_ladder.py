@@ -218,6 +218,9 @@ def test_the_command_measures_a_foreign_server_and_says_what_to_name() -> None:
     both: subprocess.CompletedProcess[str] = suite.run("engine", "ladder", "--openai", url, "--broker", "127.0.0.1:1")
     assert both.returncode == 2
     assert "name one thing to measure" in both.stderr
+    gone = suite.run("engine", "ladder", "--openai", url, "--rungs", "1", "--rung-s", "0.1", "--warmup-s", "0")
+    assert gone.returncode == 1
+    assert f"{url} gives no answer" in gone.stderr
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from services.cli import options
 from services.cli.judging import suites
 from services.cli.running import CommandError, run, write_json
 from services.common.contract import engine_digest
+from services.common.errors import UnavailableError
 from services.common.rpc import channel as plain_channel
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class _Command:
     start_limit_s: float
     words: tuple[str, ...]
     """The command line that repeats it."""
+
+    @property
+    def foreign(self) -> str:
+        """Where a server that is not ours is; empty where it is."""
+        return self.openai or self.kserve
 
 
 def ladder(
@@ -121,8 +127,23 @@ def ladder(
     words = ["ifab", "engine", "ladder", *(str(engine),) * bool(engine)]
     for flag, value in (("--broker", broker), ("--openai", openai), ("--kserve", kserve), ("--resident", resident)):
         words += [flag, str(value)] if value else []
+    words += ["--model", model] if openai or kserve else []
+    words += ["--whole"] if kserve and whole else []
     words += ["--rungs", rungs, *(["--open"] if open_loop else []), "--max-tokens", str(max_tokens)]
-    words += ["--rung-s", f"{rung_s:g}", *(["--prompts", str(prompts)] if prompts else [])]
+    words += [
+        "--rung-s",
+        f"{rung_s:g}",
+        "--warmup-s",
+        f"{warmup_s:g}",
+        *(["--prompts", str(prompts)] if prompts else []),
+    ]
+    for flag, limit, usual in (
+        ("--error-share", error_share, 0.05),
+        ("--first-token-s", first_token_s, 60.0),
+        ("--drain-s", drain_s, 30.0),
+        ("--request-s", request_s, 120.0),
+    ):
+        words += [flag, f"{limit:g}"] if limit != usual else []
     command = _Command(
         engine, broker, openai, kserve, model, not whole, resident, prompts, request_s, start_limit, tuple(words)
     )
@@ -166,7 +187,12 @@ async def _climb(command: _Command, plan: LadderPlan, name: str, *, resident: bo
 
     async with AsyncExitStack() as stack:
         target = await _target(command, plan, stack, resident=resident)
-        return await climb(target, prompts, plan, on_rung=tell)
+        try:
+            return await climb(target, prompts, plan, on_rung=tell)
+        except UnavailableError as error:
+            if not command.foreign:
+                raise
+            raise CommandError(f"{command.foreign} gives no answer: {error.message}") from error
 
 
 async def _target(command: _Command, plan: LadderPlan, stack: AsyncExitStack, *, resident: bool) -> Target:
