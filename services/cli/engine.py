@@ -20,7 +20,7 @@ from services.cli.judging.probe_guided import probe_guided
 from services.cli.judging.sweep import sweep
 from services.cli.judging.verdict import verdict
 from services.cli.running import CommandError, run_plain, write_columns, write_json
-from services.common.contract import all_findings, engine_digest, read, to_json
+from services.common.contract import CONTRACT_FILE, all_findings, engine_digest, read, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -96,7 +96,7 @@ def _documents(findings: Sequence[Finding]) -> list[dict[str, str]]:
 
 
 def _line(finding: Finding) -> str:
-    return f"{finding.path} is {finding.found}, expected {finding.expected}"
+    return f"{finding.path or CONTRACT_FILE} is {finding.found}, expected {finding.expected}"
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -74,7 +74,9 @@ def test_what_is_not_there_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "outside.json").write_text("{}")
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine" / "contract.json").symlink_to("../outside.json")
-    with pytest.raises(NotFoundError, match=r"no contract\.json in engine directory"):
+    with pytest.raises(
+        NotFoundError, match=r"no contract\.json in engine directory .*: what is there is no file of its own"
+    ):
         contract.read(tmp_path / "engine")
 
 

@@ -66,8 +66,10 @@ def _contract_text(directory: Path) -> bytes:
         raise NotFoundError(f"no such engine directory: {directory}")
     path = directory / CONTRACT_FILE
     root = Path(os.path.realpath(directory))
-    if not path.is_file() or not Path(os.path.realpath(path)).is_relative_to(root):
+    if not os.path.lexists(path):
         raise NotFoundError(f"no {CONTRACT_FILE} in engine directory {directory}")
+    if not path.is_file() or not Path(os.path.realpath(path)).is_relative_to(root):
+        raise NotFoundError(f"no {CONTRACT_FILE} in engine directory {directory}: what is there is no file of its own")
     try:
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
