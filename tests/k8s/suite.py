@@ -28,7 +28,7 @@ TOLD: Final = {"engine_id": "simulated-test", "time_mode": "real", "step_us": 20
 BUDGET: Final = "contract.limits.step_token_budget"
 """The field that one engine leaves out, as violations name it."""
 ROWS: Final = 600
-"""Rows of a job on the simulated workers."""
+"""Rows of a job on the simulated workers, some 30 a second at most."""
 JOB_WITHIN_S: Final = 400.0
 IMAGES: Final = ("services", "broker", "provisioner", "worker-cpu", "postgresql")
 
@@ -190,9 +190,9 @@ def simulated_rows(name: str, count: int, *, tokens: int = 24) -> tuple[str, dic
     return "\n".join(rows) + "\n", wanted
 
 
-def simulated_job(cluster: Cluster, name: str) -> tuple[Job, dict[str, list[int]]]:
+def simulated_job(cluster: Cluster, name: str, count: int = ROWS) -> tuple[Job, dict[str, list[int]]]:
     """Starts a job that takes the two simulated workers a while, and waits until some of it is done."""
-    rows, wanted = simulated_rows(name, ROWS)
+    rows, wanted = simulated_rows(name, count)
     job = start_job(cluster, name, rows, "--engine-id", "simulated-test")
     status: dict[str, Any] = {}
 
@@ -203,7 +203,7 @@ def simulated_job(cluster: Cluster, name: str) -> tuple[Job, dict[str, list[int]
         return int(status.get("finished", 0)) > 0
 
     block_until(begun, every_s=POLL_S, within_s=60.0, what=f"the first results of {name}")
-    assert int(status["finished"]) < ROWS, "the job was over before anything was done to it"
+    assert int(status["finished"]) < count, "the job was over before anything was done to it"
     return job, wanted
 
 

@@ -130,6 +130,8 @@ def test_probes_ask_the_port_of_health_alone_and_outlast_the_load(objects: list[
         [container] = pod["containers"]
         assert container["readinessProbe"]["grpc"] == {"port": 9601}
         assert container["livenessProbe"]["grpc"] == {"port": 9601, "service": "liveness"}
+        # Who does not even answer that cannot drain: it is not given the time for it.
+        assert container["livenessProbe"]["terminationGracePeriodSeconds"] <= 30
         startup = container["startupProbe"]
         assert startup["periodSeconds"] * startup["failureThreshold"] >= (1800 if service == "worker" else 300)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.k8s.cluster import NAMESPACE, POLL_S, is_ready
-from tests.k8s.suite import BUDGET, JOB_WITHIN_S, assert_every_row_came, simulated_job, start_job
+from tests.k8s.suite import BUDGET, JOB_WITHIN_S, ROWS, assert_every_row_came, simulated_job, start_job
 from tests.support.processes import ROOT
 from tests.support.waiting import block_until
 
@@ -42,10 +42,11 @@ def test_a_worker_pod_that_is_killed_in_the_middle_loses_nothing(cluster: Cluste
 
 def test_a_rolling_update_of_broker_and_provisioner_drops_no_row(cluster: Cluster) -> None:
     before = {pod["metadata"]["name"] for pod in cluster.pods(BROKERS)}
-    job, wanted = simulated_job(cluster, "rolled")
+    job, wanted = simulated_job(cluster, "rolled", 4 * ROWS)
     cluster.kubectl("rollout", "restart", "-n", NAMESPACE, "deployment/broker", "deployment/provisioner")
     for name in ("broker", "provisioner"):
         cluster.kubectl("rollout", "status", "-n", NAMESPACE, f"deployment/{name}", "--timeout", "240s", within_s=250)
+    assert job.process.poll() is None, "the job was over before the update was"
     assert_every_row_came(job, wanted)
     after = {pod["metadata"]["name"] for pod in cluster.ready(BROKERS, 2)}
     assert before & after == set()
