@@ -105,6 +105,7 @@ class _Climber:
         self._prompts = itertools.cycle(prompts)
         self._plan = plan
         self._random = random.Random(plan.seed)  # noqa: S311 -- times of a load, nothing secret
+        self._sent = itertools.count()
         self.last_error: FabricError | None = None
 
     async def measure(self, level: float) -> Rung:
@@ -120,7 +121,7 @@ class _Climber:
             await asyncio.sleep(self._plan.warmup_s)
             tally.begin = time.monotonic()
             await asyncio.sleep(self._plan.rung_s)
-            tally.end = time.monotonic()
+            tally.over(time.monotonic())
             stop.set()
             await self._drain(flying, tally)
         finally:
@@ -163,14 +164,19 @@ class _Climber:
         return task
 
     async def _request(self, prompt: str, tally: Tally) -> None:
-        sent = time.monotonic()
+        sent, number = time.monotonic(), next(self._sent)
+        tally.waiting_since[number] = sent
         first = last = 0.0
         tokens = 0
 
         def on_tokens(count: int) -> None:
             nonlocal first, last, tokens
             last = time.monotonic()
-            first = first or last
+            if not first:
+                first = last
+                tally.waiting_since.pop(number, None)
+                if tally.counts(first):
+                    tally.first_token_s.append(first - sent)
             tokens += count
             if tally.counts(last):
                 tally.tokens += count
@@ -182,9 +188,9 @@ class _Climber:
             if tally.counts(time.monotonic()):
                 tally.errors[error.reason] += 1
             return
+        finally:
+            tally.waiting_since.pop(number, None)
         if tally.counts(time.monotonic()):
             tally.finished += 1
-            if tokens:
-                tally.first_token_s.append(first - sent)
             if tokens > 1:
                 tally.per_token_s.append((last - first) / (tokens - 1))

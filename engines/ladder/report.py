@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 KIND: Final = "ladder"
 COLUMNS: Final = (
     "level", "tokens/s", "requests/s", "first token p50", "p99", "between tokens p50", "p99", "failed", "shed", "cut",
+    "waiting",
 )  # fmt: skip
 
 
@@ -38,6 +39,7 @@ def row(rung: Rung) -> tuple[str, ...]:
         ", ".join(f"{count} {reason}" for reason, count in rung.errors.items()) or "0",
         str(rung.shed),
         str(rung.cut),
+        str(rung.waiting),
     )
 
 

@@ -47,6 +47,9 @@ class Rung:
     """Requests that were due and not sent, since too many were in flight."""
     cut: int
     """Requests that were cancelled when the time to end after the rung was over."""
+    waiting: int
+    """Requests that waited for their first token when the time was over. They count among the first-token times with
+    what they had waited by then: where there are many, the time was too short, and the quantiles are lower bounds."""
     first_token: Spread
     per_token: Spread
     """Mean time between tokens of a request, over requests."""
@@ -87,6 +90,15 @@ class Tally:
     errors: Counter[str] = field(default_factory=Counter)
     first_token_s: list[float] = field(default_factory=list)
     per_token_s: list[float] = field(default_factory=list)
+    waiting_since: dict[int, float] = field(default_factory=dict)
+    """When each request was sent that has no token yet, by a number of its own."""
+    still_waiting: int = 0
+
+    def over(self, now: float) -> None:
+        """The time is over: who waits, waited so long at least."""
+        self.end = now
+        self.still_waiting = len(self.waiting_since)
+        self.first_token_s += [now - sent for sent in self.waiting_since.values()]
 
     def counts(self, now: float) -> bool:
         """Whether something that happens now counts."""
@@ -102,6 +114,7 @@ class Tally:
             dict(sorted(self.errors.items())),
             self.shed,
             self.cut,
+            self.still_waiting,
             Spread.of(self.first_token_s),
             Spread.of(self.per_token_s),
         )

@@ -91,6 +91,15 @@ async def test_the_climb_ends_where_waiting_takes_too_long() -> None:
     assert "for its first token" in result.ended
 
 
+async def test_who_still_waits_when_the_time_is_over_counts_with_what_it_waited() -> None:
+    plan = LadderPlan((4,), rung_s=0.2, warmup_s=0.0, max_tokens=1, drain_s=5.0)
+    async with openai_server(token_s=0.6) as server:
+        result = await climb(OpenAiTarget(server.url), ["x"], plan)
+    [rung] = result.rungs
+    assert (rung.waiting, rung.finished, rung.cut) == (4, 0, 0)
+    assert 0 < rung.first_token.p50 <= rung.first_token.p99 < 0.6
+
+
 async def test_what_does_not_end_is_cut_and_leaves_nothing() -> None:
     plan = LadderPlan((4, 8), rung_s=0.2, warmup_s=0.0, max_tokens=1000, drain_s=0.1)
     async with openai_server(token_s=0.05) as server:

@@ -222,5 +222,5 @@ async def _target(command: _Command, plan: LadderPlan, stack: AsyncExitStack, *,
 
 
 def _aligned(cells: tuple[str, ...]) -> str:
-    widths = (8, 10, 11, 16, 10, 20, 10, 8, 6, 6)
+    widths = (8, 10, 11, 16, 10, 20, 10, 8, 6, 6, 8)
     return "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
