@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 CLIENTS = "ifabric-clients"
 """Namespace of the client, which the network policies let in by its label."""
 KEY: Final = "ifab_key-of-the-client-in-the-test-cluster"
-TOLD: Final = {"engine_id": "simulated-test", "time_mode": "real", "step_us": 20_000, "slots": 8}
+OPERATOR_KEY: Final = "ifab_key-of-the-operator-in-the-test-cluster"
+TOLD: Final[dict[str, Any]] = {"engine_id": "simulated-test", "time_mode": "real", "step_us": 20_000, "slots": 8}
 """The simulated engine: 20 ms a step, so that a job of a few hundred rows lasts long enough to disturb it."""
 BUDGET: Final = "contract.limits.step_token_budget"
 """The field that one engine leaves out, as violations name it."""
@@ -72,10 +73,10 @@ def expected(folder: Path, engines: dict[str, Path], volume: Path) -> list[dict[
     for role in ("broker", "provisioner", "worker", "operator"):
         root, key, certificate = authority.issue(role).pem()
         objects.append(secret(f"{role}-tls", {"ca.crt": root, "tls.key": key, "tls.crt": certificate}))
-    digest = hashlib.sha256(KEY.encode()).hexdigest()
-    access = f'[[keys]]\nid = "client"\nsha256 = "{digest}"\ntenant = "acme"\nscopes = ["generate", "jobs"]\n'
+    access = _entry("client", KEY, "generate", "jobs") + _entry("operator", OPERATOR_KEY, "operate", "any-tenant")
     url = "postgresql://ifabric@postgresql:5432/jobs"
     objects.append(secret("broker-access", {"access.toml": access.encode()}))
+    objects.append(secret("operator-key", {"token": OPERATOR_KEY.encode()}))
     objects.append(secret("broker-journal", {"url": url.encode(), "password": b"a-password-of-the-test"}))
     digests = {tier: engine_digest(engine) for tier, engine in engines.items()}
     objects.append(
@@ -92,6 +93,11 @@ def expected(folder: Path, engines: dict[str, Path], volume: Path) -> list[dict[
     access_of_client = {"ca.crt": authority.path.read_bytes(), "token": KEY.encode()}
     objects.append(secret("client", access_of_client, namespace=CLIENTS))
     return objects
+
+
+def _entry(name: str, key: str, *scopes: str) -> str:
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    return f'[[keys]]\nid = "{name}"\nsha256 = "{digest}"\ntenant = "acme"\nscopes = {json.dumps(scopes)}\n'
 
 
 def namespaces() -> list[dict[str, Any]]:
@@ -164,6 +170,11 @@ def in_client(cluster: Cluster, *words: str, stdin: str | None = None, check: bo
     return cluster.kubectl(
         "exec", "-i", "-n", CLIENTS, "client", "--", *words, stdin=stdin, check=check, within_s=within_s
     )
+
+
+def toolbox(cluster: Cluster, *words: str) -> str:
+    """Runs a command in the pod that has an operator's certificate and key."""
+    return cluster.kubectl("exec", "-n", NAMESPACE, "deployment/toolbox", "--", *words)
 
 
 def start_job(cluster: Cluster, name: str, rows: str, *options: str) -> Job:

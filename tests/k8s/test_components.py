@@ -87,6 +87,8 @@ SCHEMAS: dict[str, tuple[str, Object]] = {
     ),
 }  # fmt: skip
 """What of each kind is used here, as its operator names it: a field that is misspelt is refused."""
+OF_OPERATORS = {version for version, _ in SCHEMAS.values()}
+"""What Kubernetes itself does not know."""
 
 
 @pytest.fixture(scope="module", params=["h200", "consumer-cards"])

@@ -14,7 +14,7 @@ from services.common.settings import load
 from services.provisioner.settings import ProvisionerSettings
 from services.worker.settings import WorkerSettings
 from tests.k8s.cluster import render
-from tests.k8s.test_components import SCHEMAS
+from tests.k8s.test_components import OF_OPERATORS
 from tests.support.processes import ROOT
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ FROM_ELSEWHERE = {
     "IFAB_BROKER_JOURNAL": "postgresql://db/jobs",
 }
 """Examples of what the cluster fills in."""
-OF_OPERATORS = {version for version, _ in SCHEMAS.values()}
-"""What Kubernetes itself does not know."""
 RESTRICTED_VOLUMES = {"secret", "emptyDir", "persistentVolumeClaim", "configMap"}
 
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+import yaml
 
-from tests.k8s.cluster import NAMESPACE, POLL_S, is_ready
-from tests.k8s.suite import CLIENTS, assert_every_row_came, simulated_job
+from tests.k8s.cluster import NAMESPACE, POLL_S, is_ready, render
+from tests.k8s.suite import CLIENTS, assert_every_row_came, simulated_job, toolbox
+from tests.k8s.test_components import OF_OPERATORS
 from tests.support.waiting import block_until
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.k8s
 
-SIMULATED = "ifabric/tier=simulated"
+BROKERS, SIMULATED = "app.kubernetes.io/name=broker", "ifabric/tier=simulated"
 
 
 def evict(cluster: Cluster, pod: str) -> subprocess.CompletedProcess[str]:
@@ -81,13 +83,35 @@ def test_a_worker_that_stands_still_is_taken_out_of_service_and_then_started_aga
 
 
 def test_a_broker_is_reached_only_while_it_is_ready(cluster: Cluster) -> None:
-    ready = {pod["status"]["podIP"] for pod in cluster.ready("app.kubernetes.io/name=broker", 2)}
+    ready = {pod["status"]["podIP"] for pod in cluster.ready(BROKERS, 2)}
     slices = cluster.get("endpointslices", "-l", "kubernetes.io/service-name=broker")["items"]
     endpoints = [endpoint for each in slices for endpoint in each["endpoints"]]
     assert {address for each in endpoints for address in each["addresses"]} == ready
     assert all(each["conditions"]["ready"] for each in endpoints)
     [unbudgeted] = cluster.pods("ifabric/tier=unbudgeted")
     assert not is_ready(unbudgeted), "a worker that may not serve is no ready pod"
+
+
+def cordons(cluster: Cluster, broker: str) -> set[str]:
+    """Nodes that a broker sends nothing."""
+    listed = json.loads(toolbox(cluster, "ifab", "nodes", "--json", "--broker", broker))["nodes"]
+    works = [node["at_the_broker"] for node in listed if "at_the_broker" in node]
+    return {work["node_id"] for work in works if work["cordoned"]}
+
+
+def test_a_cordon_outlives_the_brokers_that_were_told(cluster: Cluster) -> None:
+    node = cluster.ready(SIMULATED, 2)[0]["metadata"]["name"]
+    told = cluster.ready(BROKERS, 2)
+    for pod in told:
+        toolbox(cluster, "ifab", "nodes", "cordon", node, "--broker", f"{pod['status']['podIP']}:7600")
+    cluster.kubectl("delete", "pods", "-n", NAMESPACE, "-l", BROKERS, within_s=120)
+    later = cluster.ready(BROKERS, 2)
+    assert {pod["metadata"]["name"] for pod in later} & {pod["metadata"]["name"] for pod in told} == set()
+    for pod in later:
+        broker = f"{pod['status']['podIP']}:7600"
+        assert cordons(cluster, broker) == {node}
+        toolbox(cluster, "ifab", "nodes", "uncordon", node, "--broker", broker)
+        assert cordons(cluster, broker) == set()
 
 
 @pytest.mark.parametrize("namespace", [NAMESPACE, CLIENTS])
@@ -119,3 +143,11 @@ def test_no_container_is_root_or_writes_its_root(cluster: Cluster) -> None:
         user, written, capabilities = shown.splitlines()
         assert (user, capabilities.split()[1].strip("0")) == ("10001", ""), name
         assert "Read-only file system" in written, name
+
+
+@pytest.mark.parametrize("overlay", ["one-node", "h200", "consumer-cards", "ci"])
+def test_the_real_apiserver_takes_every_overlay_without_a_warning(cluster: Cluster, overlay: str) -> None:
+    known = [each for each in render(overlay) if each["apiVersion"] not in OF_OPERATORS]
+    words = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-")
+    done = cluster.attempt(*words, stdin=yaml.safe_dump_all(known))
+    assert (done.returncode, done.stderr) == (0, "")

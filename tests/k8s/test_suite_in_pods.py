@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.k8s.cluster import NAMESPACE, POLL_S, is_ready
-from tests.k8s.suite import BUDGET, JOB_WITHIN_S, ROWS, assert_every_row_came, simulated_job, start_job
+from tests.k8s.suite import BUDGET, JOB_WITHIN_S, ROWS, assert_every_row_came, simulated_job, start_job, toolbox
 from tests.support.processes import ROOT
 from tests.support.waiting import block_until
 
@@ -65,8 +65,3 @@ def test_an_engine_without_its_token_budget_stays_out_and_says_why(cluster: Clus
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0, "it waits; it is not started again and again"
     refused = [line for line in cluster.logs(pod["metadata"]["name"]) if BUDGET in json.dumps(line)]
     assert refused, "its log does not name the field"
-
-
-def toolbox(cluster: Cluster, *words: str) -> str:
-    """Runs a command in the pod that has an operator's certificate."""
-    return cluster.kubectl("exec", "-n", NAMESPACE, "deployment/toolbox", "--", *words)
