@@ -149,3 +149,20 @@ def test_counters_of_workers_tell_the_speed_of_their_engine() -> None:
     (attempt,) = bench.give()
     bench.finish(attempt, generated=3)
     assert bench.decision.speeds.output_share(DIGEST) == 0.75
+
+
+def test_what_is_left_to_the_node_that_holds_its_start_says_so() -> None:
+    bench = Bench()
+    other = bench.worker("other", sequences=1)
+    cordon(bench, other)
+    bench.worker("holder", sequences=1)
+    heads = [[100 + group] * 40 for group in range(3)]
+    for head in heads:
+        bench.submit(work([*head, 1], job="earlier"))
+        bench.finish(*bench.give())
+    cordon(bench, other, cordoned=False)
+    rows = [work([*head, 500 + at], max_tokens=1) for at in range(2) for head in heads]
+    bench.submit(*rows)
+    assert len(bench.give()) == 2, "one at each node"
+    left = [made for made in rows if any("It is left to holder" in said for said in told(bench, made).sentences)]
+    assert len(left) == 2, "the group that nobody has begun"

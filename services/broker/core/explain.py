@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from services.broker.core.attempts import Attempt
     from services.broker.core.entry import Entry
     from services.broker.core.scheduler import Scheduler
+    from services.broker.core.tree import Node
     from services.broker.core.workers import Worker
 
 _NAMED = 3
@@ -117,6 +118,13 @@ def _waiting(entry: Entry, scheduler: Scheduler, now: float, nobody_limit_s: flo
             f"{worker.node_id} now; it follows once they are there.",
             *said,
         ]
+    holder = _left_to(entry)
+    if holder is not None:
+        said.insert(
+            0,
+            f"It is left to {holder.node_id}, which holds the start of its prompt; another node takes it once that one "
+            "is full and the other has nothing else to do.",
+        )
     if all(worker.apart is not None for worker in able):
         return ["Every node that may take it runs requests of a lost node, and nothing else meanwhile.", *said]
     full = [worker for worker in able if (worker.full if flow.interactive else worker.full_for_bulk)]
@@ -152,6 +160,19 @@ def _leader_over(entry: Entry, worker: Worker) -> tuple[Attempt, int] | None:
         if head is not None and head.state is HeadState.LEADING and head.leader is not None:
             return head.leader, node.depth
         node = node.parent
+    return None
+
+
+def _left_to(entry: Entry) -> Worker | None:
+    """The worker that an entry, or what it lies under, was left to; None where it was left to nobody."""
+    above: set[Node | Entry] = {entry}
+    node = entry.node
+    while node is not None:
+        above.add(node)
+        node = node.parent
+    for run in entry.flow.owners.runs.values():
+        if any(item in above for _, item in run.handed):
+            return run.worker
     return None
 
 

@@ -390,7 +390,7 @@ class Ownership:
 
     def _join(self, run: Run) -> bool:
         """Finds work for a worker that has none left: returns whether there is something for it now."""
-        for other in self.runs.values():
+        for other in self.runs.values() if run.worker.takes(interactive=self._interactive) else ():
             # Whether it is full changes without the tree.
             if other is not run and other.handed and not other.worker.takes(interactive=self._interactive):
                 spare = self._spare(other, run.worker)
