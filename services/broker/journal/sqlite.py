@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 Synchronous = Literal["FULL", "NORMAL"]
 _BUSY_S = 10.0
-_CACHE_KIB = 32 * 1024
+_CACHE_KIB = 4 * 1024
+"""Pages that a connection keeps. More is slower, if anything: a reader's are void with the next commit, what the writer
+touches is spread over the whole file, and the system's own cache holds that."""
 _CHECKPOINT_PAGES = 4096
 """The log is written back about every 16 MiB; smaller than that it costs, larger it only grows."""
 _FETCH = 4096
