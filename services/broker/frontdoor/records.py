@@ -11,6 +11,7 @@ from google.rpc import code_pb2
 
 from ifabric.broker.v1 import broker_service_pb2
 from ifabric.engine.v1 import generation_pb2
+from services.broker.ended_jobs import ended_jobs
 from services.broker.work import Lane
 from services.common import logs
 from services.common.errors import FabricError
@@ -38,6 +39,7 @@ class Records:
         self._ended: Counter[tuple[str, str]] = Counter()
         self._duration = telemetry.histogram(names.BROKER_REQUEST_DURATION)
         self._first_token = telemetry.histogram(names.BROKER_FIRST_TOKEN)
+        self._job_ended = ended_jobs(telemetry)
         telemetry.observe(names.BROKER_REQUESTS, self._read)
 
     def row_finished(self, lane: Lane, end: WorkEnd, *, early: bool) -> None:
@@ -78,6 +80,8 @@ class Records:
 
     def job_ended(self, report: broker_service_pb2.JobReport, *, complete: bool) -> None:
         """A stream has ended: its one line."""
+        if complete:
+            self._job_ended(report.prompt_tokens_logical, report.prompt_tokens_computed, report.prompt_tokens_bound)
         _log.info(
             "job.ended", job_id=report.job_id, complete=complete, requests=report.requests, failed=report.failed,
             prompt_tokens_logical=report.prompt_tokens_logical, prompt_tokens_computed=report.prompt_tokens_computed,

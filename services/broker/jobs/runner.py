@@ -25,6 +25,8 @@ from services.common import logs
 from services.common.errors import FabricError, UnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from services.broker.frontdoor.intake import Intake
     from services.broker.frontdoor.selection import EngineDirectory
     from services.broker.jobs.shards import ShardStore
@@ -67,6 +69,7 @@ class Runner:
         shards: Where payloads go.
         limits: Bounds.
         tasks: Holds the background tasks.
+        job_ended: Told the prompt tokens of each job that ran to its end: as sent, as computed, and the bound.
     """
 
     def __init__(
@@ -79,8 +82,10 @@ class Runner:
         shards: ShardStore,
         limits: RunnerLimits,
         tasks: Tasks,
+        job_ended: Callable[[int, int, int], None],
     ) -> None:
         self._journal = journal
+        self._job_ended = job_ended
         self._core = core
         self._catalog = catalog
         self._directory = directory
@@ -350,6 +355,8 @@ class Runner:
             job = await self._journal.keep_costs(feed.job.number, costs)
             if job is not None and job.state in ENDED:
                 await self._journal.drop_chains(job.number)
+                if job.state is State.COMPLETED and job.bound_tokens >= 0:
+                    self._job_ended(job.spent.prompt_tokens, job.spent.computed_tokens, job.bound_tokens)
                 _log.info(
                     "job.ended", job_id=job.job_id, tenant=job.tenant, state=job.state.name, rows=job.rows,
                     finished=job.finished, failed=job.failed, prompt_tokens_logical=job.spent.prompt_tokens,

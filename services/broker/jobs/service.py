@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ifabric.broker.v1 import job_service_pb2_grpc
+from services.broker.ended_jobs import ended_jobs
 from services.broker.frontdoor.intake import Intake
 from services.broker.frontdoor.selection import EngineDirectory
 from services.broker.jobs import metrics
@@ -84,8 +85,9 @@ class Jobs:
         shards = ShardStore(settings.payload_folder, sync=settings.synchronous == "FULL")
         directory = EngineDirectory(catalog)
         self.runner = Runner(
-            self.journal, core, catalog, directory, Intake(directory, codecs), shards, settings.limits, tasks
-        )
+            self.journal, core, catalog, directory, Intake(directory, codecs), shards, settings.limits, tasks,
+            ended_jobs(telemetry),
+        )  # fmt: skip
         metrics.observe(telemetry, self.journal, self.runner)
         self._keeper = Housekeeper(self.journal, shards, settings.keeping)
         self._shards = shards

@@ -225,6 +225,14 @@ BROKER_TOKENS = Metric(
     "computed ones, those of shared heads that a second worker computed because a group was cut.",
     ("kind",),
 )
+BROKER_ENDED_JOB_TOKENS = Metric(
+    "ifabric.broker.ended_jobs.prompt_tokens",
+    Kind.COUNTER,
+    "{token}",
+    "Prompt tokens of jobs that ran to their end: as they were sent, as engines computed them, and the least that a "
+    "cold cache without limit could have computed.",
+    ("kind",),
+)
 BROKER_IN_FLIGHT = Metric(
     "ifabric.broker.in_flight", Kind.GAUGE, "{request}", "Requests dispatched and not yet ended.", ("node",)
 )
