@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from services.broker.core.entry import State
 from services.broker.core.heads import HeadState
+from services.broker.core.ownership import is_left
 from services.broker.operating import Place, Whereabouts
 from services.broker.work import Lane
 
@@ -171,7 +172,7 @@ def _left_to(entry: Entry) -> Worker | None:
         above.add(node)
         node = node.parent
     for run in entry.flow.owners.runs.values():
-        if any(item in above for _, item in run.handed):
+        if any(item in above and is_left(item) for _, item in run.handed):
             return run.worker
     return None
 

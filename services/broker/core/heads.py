@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import heapq
 import itertools
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class Run:
         """HELD heads with entries directly below: those can follow at once."""
         self.leaders: Queue = []
         """Heads below which nothing can go but a leader: BARE ones, and HELD ones with nothing but subtrees."""
-        self.handed: list[tuple[Node, Entry | Node]] = []
+        self.handed: deque[tuple[Node, Entry | Node]] = deque()
         """Things that another worker came across first and left to this one, which holds their start; with the node
         that they lie under. Newest last."""
         self.at: Node | None = None

@@ -199,7 +199,7 @@ class Ownership:
     def took(self, run: Run, entry: Entry) -> None:
         """The run's worker takes what `next` returned."""
         if run.at is None:
-            run.handed.pop(0)
+            run.handed.popleft()
         else:
             run.at.pop(entry)
 
@@ -371,14 +371,14 @@ class Ownership:
         while run.handed:
             _node, item = run.handed[0]
             if not isinstance(item, Entry):
-                run.handed.pop(0)
-                if not item.opened and item.parent is not None and item.waiting:
+                run.handed.popleft()
+                if is_left(item) and item.parent is not None:
                     self._own_path(run, item.parent, hints := self._find(prefix(item)))
                     self._own(run, item, run.worker.next_claim(self._now), hints)
                     return None
                 continue
-            if item.state is not State.WAITING or item.node is None:
-                run.handed.pop(0)
+            if item.node is None or not is_left(item):
+                run.handed.popleft()
                 continue
             self._own_path(run, item.node, [item.hint] if item.hint is not None else [])
             head = item.node.heads.get(run.worker.id)
@@ -393,9 +393,9 @@ class Ownership:
         for other in self.runs.values() if run.worker.takes(interactive=self._interactive) else ():
             # Whether it is full changes without the tree.
             if other is not run and other.handed and not other.worker.takes(interactive=self._interactive):
-                spare = self._spare(other, run.worker)
+                spare = self._take_spare(other, run.worker)
                 if spare is not None:
-                    run.handed.append(other.handed.pop(spare))
+                    run.handed.append(spare)
                     return True
         if run.searched == self._change:
             return False
@@ -415,15 +415,20 @@ class Ownership:
         self._own_path(run, best, self._find(prefix(best)))
         return True
 
-    def _spare(self, other: Run, worker: Worker) -> int | None:
-        """Which of the things that were left to another worker this one may have, newest first; None for nothing.
+    def _take_spare(self, other: Run, worker: Worker) -> tuple[Node, Entry | Node] | None:
+        """Takes away the newest thing that was left to another worker and that this one may have; None for nothing.
 
         Nothing that exceeds its whole credit: it would only be handed back.
         """
-        for at in range(len(other.handed) - 1, max(-1, len(other.handed) - 1 - _SAMPLED), -1):
-            _node, item = other.handed[at]
-            if not isinstance(item, Entry) or worker.ledger.could_fit(cost_of(item)):
-                return at
+        handed = other.handed
+        for at in range(len(handed) - 1, max(-1, len(handed) - 1 - _SAMPLED), -1):
+            found = handed[at]
+            item = found[1]
+            fits = not isinstance(item, Entry) or worker.ledger.could_fit(cost_of(item))
+            if fits or not is_left(item):
+                del handed[at]
+                if fits and is_left(item):
+                    return found
         return None
 
     def _worth(self, run: Run, node: Node) -> float:
@@ -463,3 +468,10 @@ def _anew(item: Node | Entry) -> int:
     if isinstance(item, Entry):
         return item.hint.tokens if item.hint is not None else 0
     return item.edge_tokens
+
+
+def is_left(item: Node | Entry) -> bool:
+    """Whether something that was left to a worker waits for it still: nobody took it meanwhile."""
+    if isinstance(item, Entry):
+        return item.state is State.WAITING and item.node is not None
+    return not item.opened and item.parent is not None and item.waiting > 0
