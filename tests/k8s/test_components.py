@@ -147,6 +147,9 @@ def test_tiers_grow_with_the_requests_that_wait(objects: list[Object]) -> None:
     assert scaled
     assert len(set(scaled)) == len(scaled), "two autoscalers would fight over a tier"
     assert set(scaled) <= workers
+    fixed = {each["metadata"]["name"] for each in of(objects, "Deployment") if "replicas" in each["spec"]}
+    assert not fixed & set(scaled), "whoever applies the overlay would undo what was scaled"
+    assert workers - set(scaled) <= fixed
 
 
 def test_cert_manager_writes_every_certificate_that_pods_mount(objects: list[Object]) -> None:
