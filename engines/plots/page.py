@@ -6,6 +6,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Final
 
+from engines.plots.svg import STYLE
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -18,10 +20,6 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; wh
 .holds { color: #2b8a3e; } .fails { color: #c92a2a; } .muted { color: #6c757d; }
 code { background: #f1f3f5; padding: 0.1rem 0.3rem; }
 svg { width: 100%; height: auto; margin: 0.8rem 0; }
-svg text { font: 11px system-ui, sans-serif; fill: #343a40; } svg .title { font-size: 13px; font-weight: 600; }
-svg .mid { text-anchor: middle; } svg .end { text-anchor: end; }
-svg .frame { fill: none; stroke: #adb5bd; } svg .grid { stroke: #e9ecef; }
-svg .rule { stroke: #c92a2a; stroke-dasharray: 5 3; }
 """
 
 
@@ -63,6 +61,6 @@ class Page:
         title = escape(self._title)
         return (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-            f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n'
+            f'<meta name="viewport" content="width=device-width"><style>{_STYLE}{STYLE}</style></head>\n'
             f"<body><h1>{title}</h1>\n" + "\n".join(self._parts) + "\n</body></html>\n"
         ).encode()

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 COLOURS: Final = ("#1f6feb", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0b7285", "#846358", "#495057")
 """Told apart in print and by most eyes; series take them in order."""
+STYLE: Final = """
+svg text { font: 11px system-ui, sans-serif; fill: #343a40; } svg .title { font-size: 13px; font-weight: 600; }
+svg .mid { text-anchor: middle; } svg .end { text-anchor: end; }
+svg .frame { fill: none; stroke: #adb5bd; } svg .grid { stroke: #e9ecef; }
+svg .rule { stroke: #c92a2a; stroke-dasharray: 5 3; }
+"""
+"""What the elements of a chart look like."""
 _WIDTH: Final = 760
 _HEIGHT: Final = 320
 _LEFT: Final = 74
@@ -102,6 +109,11 @@ class Chart:
             parts += _drawn(each, across, up)
         parts += legend
         return "\n".join([*parts, "</svg>"])
+
+    def file(self) -> str:
+        """The chart as the text of an SVG file of its own, on white."""
+        head, rest = self.svg().split("\n", 1)
+        return f'{head}\n<style>{STYLE}</style>\n<rect width="100%" height="100%" fill="#fff"/>\n{rest}\n'
 
     def _add(
         self,
