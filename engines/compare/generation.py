@@ -6,6 +6,11 @@ each position the divergence KL(A || B) is the mean over continuations x of r - 
 Since x was drawn from A, the mean of log r is -KL and that of r - 1 is 0, so the estimate is unbiased; since
 r - 1 >= log r, no term is negative, and the spread of the terms is small where the engines agree.
 
+On the prompts themselves nothing is sampled: both engines score the same given tokens, each behind the same text, and
+the difference log p_A(x) - log p_B(x) of every token x is exact, the engines' own rounding aside. It is no divergence:
+of each position it sees the one token that stands there. Its mean is the difference of the engines' cross-entropies on
+these texts, log(perplexity of B / perplexity of A).
+
 Top-1 agreement follows A's greedy text: does B choose the same token after the same text? Where B gives that token more
 than half of its probability, it does; elsewhere B is asked.
 """
@@ -53,11 +58,17 @@ class GenerationComparison:
     """For each prompt the position at which the greedy texts part; None where they do not."""
     prompt_perplexity: tuple[float, float]
     """Of A and of B over the prompts."""
+    given: Floats
+    """log p_A - log p_B of every token of the prompts but the first of each, in nats, `[tokens scored]`; exact."""
 
     @property
     def top1_mean(self) -> float:
         """Over all positions and prompts."""
         return float(self.top1.mean())
+
+    def given_quantile(self, share: float) -> float:
+        """Quantile of the magnitudes of `given`; no number where no token was scored."""
+        return float(np.quantile(np.abs(self.given), share)) if self.given.size else float("nan")
 
     @property
     def same_texts(self) -> int:
@@ -99,6 +110,7 @@ async def compare(
         top1,
         tuple(_parting(left, right) for left, right in zip(greedy_a, greedy_b, strict=True)),
         (_perplexity(scores_a, prompts), _perplexity(scores_b, prompts)),
+        _given(scores_a, prompts) - _given(scores_b, prompts),
     )
 
 
@@ -146,8 +158,13 @@ def _tails(scores: Sequence[Floats], tokens: int) -> Floats:
     return np.stack([each[-tokens:] for each in scores])
 
 
+def _given(scores: Sequence[Floats], prompts: Sequence[Sequence[int]]) -> Floats:
+    """The values of all prompts' own tokens but their first, one after another."""
+    return np.concatenate([each[1 : len(ids)] for each, ids in zip(scores, prompts, strict=True)])
+
+
 def _perplexity(scores: Sequence[Floats], prompts: Sequence[Sequence[int]]) -> float:
-    values = np.concatenate([each[1 : len(ids)] for each, ids in zip(scores, prompts, strict=True)])
+    values = _given(scores, prompts)
     return float(np.exp(-values.mean())) if values.size else 1.0
 
 

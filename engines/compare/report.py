@@ -32,12 +32,21 @@ class Bounds:
     """In nats."""
     min_top1: float | None = None
     min_cosine: float | None = None
+    max_difference: float | None = None
+    """Of log-probabilities of given tokens, at the 99th of 100, in nats."""
 
     def broken(self, result: Comparison) -> list[str]:
         """What is not kept, a sentence each."""
         if isinstance(result, GenerationComparison):
             checks = [
                 ("the mean divergence is", result.kl_mean, "nats, at most", self.max_kl, 1),
+                (
+                    "the log-probabilities of 99 of 100 given tokens differ by up to",
+                    result.given_quantile(0.99),
+                    "nats, at most",
+                    self.max_difference,
+                    1,
+                ),
                 ("the top choices agree at", result.top1_mean, "of the positions, at least", self.min_top1, -1),
             ]
         else:
@@ -54,7 +63,7 @@ class Bounds:
     @property
     def any(self) -> bool:
         """Whether anything is asked for."""
-        return any(each is not None for each in (self.max_kl, self.min_top1, self.min_cosine))
+        return any(each is not None for each in (self.max_kl, self.min_top1, self.min_cosine, self.max_difference))
 
 
 def figures(result: Comparison) -> dict[str, float]:
@@ -72,6 +81,8 @@ def figures(result: Comparison) -> dict[str, float]:
             "first_divergence_median": float(np.median(parted)) if parted else float(result.tokens),
             "perplexity_a": result.prompt_perplexity[0],
             "perplexity_b": result.prompt_perplexity[1],
+            "given_tokens": result.given.size,
+            **_given(result),
         }
     return {
         "prompts": result.prompts,
@@ -79,6 +90,18 @@ def figures(result: Comparison) -> dict[str, float]:
         "cosine_mean": float(result.cosine.mean()),
         "error_max": float(result.error.max()),
         "nonfinite": result.nonfinite,
+    }
+
+
+def _given(result: GenerationComparison) -> dict[str, float]:
+    """Differences of the log-probabilities of given tokens, where there are any."""
+    if not result.given.size:
+        return {}
+    return {
+        "given_difference_mean": float(result.given.mean()),
+        "given_difference_rms": float(np.sqrt(np.mean(result.given**2))),
+        "given_difference_p99": result.given_quantile(0.99),
+        "given_difference_max": result.given_quantile(1.0),
     }
 
 
@@ -96,13 +119,17 @@ def document(result: Comparison) -> dict[str, Any]:
 
 def summary(result: Comparison) -> str:
     """What was found, in one sentence."""
-    if isinstance(result, GenerationComparison):
-        return (
-            f"over {result.prompts} prompts and {result.tokens} positions the divergence is {result.kl_mean:.4g} nats "
-            f"(standard error {result.kl_error:.2g}), the top choices agree at {result.top1_mean:.2%}, and "
-            f"{result.same_texts} of {result.prompts} greedy texts are the same"
-        )
-    return f"over {result.prompts} prompts the least cosine of the last token's state is {result.cosine_min:.6f}"
+    if not isinstance(result, GenerationComparison):
+        return f"over {result.prompts} prompts the least cosine of the last token's state is {result.cosine_min:.6f}"
+    found = (
+        f"over {result.prompts} prompts and {result.tokens} positions the divergence is {result.kl_mean:.4g} nats "
+        f"(estimated, standard error {result.kl_error:.2g}), the top choices agree at {result.top1_mean:.2%}, and "
+        f"{result.same_texts} of {result.prompts} greedy texts are the same"
+    )
+    if not result.given.size:
+        return found
+    rms = _given(result)["given_difference_rms"]
+    return f"{found}; log-probabilities of {result.given.size} given tokens differ by {rms:.3g} nats (exact, rms)"
 
 
 def page(result: Comparison, a: str, b: str, broken: list[str], command: str) -> bytes:
@@ -124,7 +151,11 @@ def page(result: Comparison, a: str, b: str, broken: list[str], command: str) ->
             for at in range(1, result.tokens + 1)
         ]
         parting.line("same so far", list(zip(positions, alive, strict=True)))
-        for chart in (kl, top1, parting):
+        given = Chart("Given tokens: difference of log-probability", "share of tokens", "nats, at most")
+        if result.given.size:
+            shares = [at / 100 for at in range(1, 101)]
+            given.line("|log p_A - log p_B|", [(share, result.given_quantile(share)) for share in shares])
+        for chart in (kl, top1, parting, *([given] if result.given.size else [])):
             out.chart(chart.svg())
     else:
         chart = Chart("Distance in direction: 1 - cosine", "prompt", "1 - cosine", y_log=True)

@@ -30,6 +30,10 @@ def compare(
     max_kl: Annotated[float | None, typer.Option(help="Fail above this mean divergence, in nats.")] = None,
     min_top1: Annotated[float | None, typer.Option(help="Fail below this share of equal top choices.")] = None,
     min_cosine: Annotated[float | None, typer.Option(help="Fail below this cosine of hidden states.")] = None,
+    max_difference: Annotated[
+        float | None,
+        typer.Option(help="Fail if log-probabilities of 99 of 100 given tokens differ by more, in nats."),
+    ] = None,
     html: suites.Html = None,
     evidence: suites.Keep = True,
     start_limit: suites.StartLimit = 120.0,
@@ -37,17 +41,23 @@ def compare(
 ) -> None:
     """Compare the outputs of two engines: divergence and top choice by position, first divergence, hidden states.
 
-    Engines that generate are compared by log-probabilities, others by the cosine of their hidden states. Without bounds
+    Engines that generate are compared by log-probabilities, others by the cosine of their hidden states. The divergence
+    is an estimate from sampled texts; the difference on given tokens, those of the prompts, is exact. Without bounds
     it measures; with bounds it fails where one is not kept. The result is kept as evidence beside B.
 
     Example: ifab engine compare build/engines/smollm2-135m build/engines/smollm2-135m-q4 --max-kl 0.05
     """
     from engines.compare.report import Bounds
 
-    bounds = Bounds(max_kl, min_top1, min_cosine)
+    bounds = Bounds(max_kl, min_top1, min_cosine, max_difference)
     words = ["ifab", "engine", "compare", a, b, *(["--prompts", prompts] if prompts else [])]
     words += ["--count", count, "--tokens", tokens]
-    for flag, bound in (("--max-kl", max_kl), ("--min-top1", min_top1), ("--min-cosine", min_cosine)):
+    for flag, bound in (
+        ("--max-kl", max_kl),
+        ("--min-top1", min_top1),
+        ("--min-cosine", min_cosine),
+        ("--max-difference", max_difference),
+    ):
         words += [flag, bound] if bound is not None else []
     run(_compare(a, b, prompts, count, tokens, bounds, html, evidence, start_limit, words, as_json), as_json=as_json)
 
