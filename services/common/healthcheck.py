@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -32,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
     request = health_pb2.HealthCheckRequest(service=asked.name)
     try:
         with grpc.insecure_channel(asked.address) as channel:
-            status = health_pb2_grpc.HealthStub(channel).Check(request, timeout=_WITHIN_S).status
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            status = stub.Check(request, timeout=_WITHIN_S).status
     except grpc.RpcError as error:
         sys.stderr.write(f"health of {asked.address} cannot be asked: {error.code().name}\n")
         return 1

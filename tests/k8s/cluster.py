@@ -26,7 +26,7 @@ KUSTOMIZE = ROOT / ".tools" / "bin" / "kustomize"
 ARCHIVES = ROOT / "build" / "images"
 NAMESPACE = "ifabric"
 READY_WITHIN_S = 240.0
-POLL_S = 0.5
+POLL_S = 1.0
 """How often a cluster is asked: each question is a process."""
 KEPT_CLUSTER = "TEST_CLUSTER"
 """Variable that names the folder of a cluster that runs already, and is to run on after the tests."""
