@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from services.common.rpc import Server
+
 
 GENERATING: dict[str, Any] = {
     "vocab_size": 1000, "max_input_tokens": 192, "max_sequence_tokens": 256, "max_output_tokens": 64, "slots": 8,
@@ -49,6 +51,7 @@ class Running:
         self.host = EngineHost(self.failures.append)
         self.servicer = WorkerServicer(directory, self.host, EngineMetrics(telemetry), telemetry.tracer)
         self.address = ""
+        self.server: Server
 
     def broker(self, **options: Any) -> Broker:
         """Another broker."""
@@ -75,7 +78,7 @@ async def running(
         async with serving(
             worker_service_pb2_grpc.add_WorkerServiceServicer_to_server, made.servicer, FULL_NAME, telemetry=telemetry
         ) as server:
-            made.address = server.address
+            made.server, made.address = server, server.address
             if load:
                 await made.load()
             yield made

@@ -1,10 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import time
+from typing import TYPE_CHECKING
 
-from services.worker.health import SLACK_S, Progress
+import pytest
+
+from engines.simulated import RequestFault
+from services.worker.health import SLACK_S, Health, Progress
 from services.worker.native import Stats
+from tests.worker.made import work
+from tests.worker.peers import Broker, health
+from tests.worker.running import Running, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PERIOD_S = 0.25
 HOUR_S = 3600.0
@@ -81,3 +93,81 @@ def test_a_poll_that_does_not_come_back_is_a_stall_even_without_work() -> None:
 
 def test_a_failed_engine_is_not_healthy() -> None:
     assert Watch(longest_step_ms=1000).read(stats(tick=7, failed=True), for_s=PERIOD_S) is not None
+
+
+# ---- over a real engine and a real server, by a clock that runs SPEED times as fast as time ----
+
+SPEED = 100.0
+BEAT_S = 2.0
+"""Between readings, by that clock."""
+NAMES = ("", "ifabric.worker.v1.WorkerService", "engine/simulated-test")
+
+
+class Clocked:
+    """The worker's pulse over what a server publishes, its clock given."""
+
+    def __init__(self, made: Running, longest_step_ms: int) -> None:
+        self.made = made
+        self.progress = Progress(longest_step_ms)
+        self.health = Health(made.server)
+
+    async def start(self) -> None:
+        await self.health.name_engine("simulated-test")
+        await self.health.set("load", None)
+
+    async def beat(self, now_s: float) -> Stats:
+        host = self.made.host
+        reading = host.stats()
+        against = self.progress.observe(reading, poll_age_s=host.poll_age_s, now_s=now_s, period_s=BEAT_S)
+        await self.health.set("progress", against)
+        return reading
+
+    async def ask(self) -> set[str]:
+        """What a client hears now, over all names."""
+        return {await health(self.made.address, name) for name in NAMES}
+
+    async def heard_through_a_step(self, digest: str) -> set[str]:
+        """All that a client hears while one step of 60 s runs."""
+        heard: set[str] = set()
+        async with Broker(self.made.address, digest) as broker:
+            await broker.dispatch(work(1, [SLOW], max_tokens=1))
+            ended = asyncio.ensure_future(broker.finish_of(1))
+            while not ended.done():
+                reading = await self.beat(time.monotonic() * SPEED)
+                if reading.queued + reading.active:
+                    heard.add(await health(self.made.address, NAMES[-1]))
+                await asyncio.wait([ended], timeout=BEAT_S / SPEED)
+            await ended
+        return heard
+
+
+SLOW = 500
+SLOW_STEP = (RequestFault("slow_step", "prompt_token", SLOW, int(60_000 / SPEED)),)
+"""A step of 60 s by the clock of these tests; the fault itself knows no time scale."""
+
+
+async def test_a_client_hears_serving_while_the_engine_is_idle_for_an_hour(tmp_path: Path) -> None:
+    async with running(tmp_path) as made:
+        clocked = Clocked(made, longest_step_ms=1000)
+        await clocked.start()
+        for beat in range(int(HOUR_S / BEAT_S)):
+            await clocked.beat(1000.0 + beat * BEAT_S)
+            if beat % 300 == 0:
+                assert await clocked.ask() == {"SERVING"}, f"after {beat * BEAT_S:.0f} s"
+        assert await clocked.ask() == {"SERVING"}
+        async with Broker(made.address, made.digest) as broker:
+            await broker.dispatch(work(1))
+            await broker.finish_of(1)
+
+
+@pytest.mark.parametrize(("longest_step_ms", "expected"), [(90_000, {"SERVING"}), (10_000, {"SERVING", "NOT_SERVING"})])
+async def test_a_client_hears_serving_through_one_step_of_60_s_that_the_contract_allows(
+    tmp_path: Path, longest_step_ms: int, expected: set[str]
+) -> None:
+    """To a contract that allows 10 s the same step is a stall, until it ends."""
+    async with running(tmp_path, longest_step_ms=longest_step_ms, request_faults=SLOW_STEP) as made:
+        clocked = Clocked(made, longest_step_ms)
+        await clocked.start()
+        assert await clocked.heard_through_a_step(made.digest) == expected
+        await clocked.beat(time.monotonic() * SPEED)
+        assert await clocked.ask() == {"SERVING"}
