@@ -141,6 +141,15 @@ def test_pods_are_given_the_time_that_draining_takes(objects: list[Object]) -> N
         assert pod["terminationGracePeriodSeconds"] >= settings.drain_propagation_s + settings.drain_grace_s + 30
 
 
+def test_a_drain_outlasts_the_longest_answer(objects: list[Object]) -> None:
+    told = [(service, load(SETTINGS[service], [], environment(pod))) for service, pod in services(objects).values()]
+    [longest] = [settings.live_timeout_s for _, settings in told if isinstance(settings, BrokerSettings)]
+    for service, settings in told:
+        # A worker lets what runs end for four fifths of its grace, and needs the rest to hand back what does not.
+        left = settings.drain_grace_s * (0.8 if service == "worker" else 1.0)
+        assert service == "provisioner" or left >= longest
+
+
 def test_names_lead_somewhere(objects: list[Object]) -> None:
     labels = [template["metadata"]["labels"] for template in pods(objects).values()]
     named_services = {each["metadata"]["name"]: each["spec"] for each in of(objects, "Service")}
