@@ -123,7 +123,7 @@ def audit(
 
     Raises:
         NotFoundError: One of the two is not there, or holds no weights.
-        FailedPreconditionError: One cannot be read, or is no model of the llama family.
+        FailedPreconditionError: One cannot be read, or is no model of the llama or qwen2 family.
         UnimplementedError: One is split over ranks.
         OSError: A file cannot be opened.
     """
@@ -182,7 +182,9 @@ class _Audit:
                 self._add(view.stored.name, "extra", f"it is {role}, which the source does not have")
         for name in self._converted.unknown:
             self._add(
-                name, "unknown", "it has no place in a model of the llama family, so nobody knows what it should be"
+                name,
+                "unknown",
+                "it has no place in a model of the llama or qwen2 family, so nobody knows what it should be",
             )
         if self._source.unknown:
             self.notes.append(f"not compared, since unknown: {', '.join(self._source.unknown[:8])} of the source")
@@ -236,7 +238,7 @@ def _of_tensors(results: list[TensorResult]) -> Iterator[AuditFinding]:
     """Findings of tensors, and one more for each layer that is not the source's as a whole."""
     matrices: dict[int, list[TensorResult]] = defaultdict(list)
     for result in results:
-        if result.layer >= 0 and result.rows > 1:
+        if result.layer >= 0 and min(result.rows, result.columns) > 1:
             matrices[result.layer].append(result)
         if result.reason is not None:
             yield AuditFinding(result.name, result.reason.kind, result.reason.sentence)

@@ -34,8 +34,12 @@ _SHARE: Final = 0.9
 """Of the sampled rows that must agree for a mistake to be the reason."""
 _ALIKE: Final = 0.98
 """Cosine from which two rows are taken to hold the same thing, whatever else was done to them."""
+_ALIKE_MAX: Final = 64
+"""Rows of a block that are followed up: single values of a bias are often alike by chance."""
 _FIND_VALUES: Final = 1 << 18
 """Values of a source that are searched at a time."""
+_VECTOR_PART: Final = 16
+"""Values of a bias that must agree: fewer may by chance."""
 _STRIP_VALUES_MAX: Final = 1 << 26
 """Most values of a source that are read to find an exchange of rows and columns."""
 
@@ -135,8 +139,7 @@ class Diagnosis:
     @staticmethod
     def _rotary(view: View, x: Rows, y: Rows, limit: Limit) -> Reason | None:
         """Query and key rows in the order of the other convention."""
-        *_, name = view.role.split(".")
-        if name not in ("q", "k"):
+        if _placed(view.role)[1] not in ("q", "k", "q.bias", "k.bias"):
             return None
         for head in (32, 64, 80, 96, 128, 256):
             if x.shape[0] % head:
@@ -161,34 +164,33 @@ class Diagnosis:
 
     def _inside(self, view: View, part: Rows, limit: Limit) -> Reason | None:
         """Its first rows somewhere among those of the layer: parts of a fused tensor that stand in another order."""
-        layer = view.role.rpartition(".")[0]
+        layer, _ = _placed(view.role)
+        least = _VECTOR_PART if view.columns == 1 else 1
         for role, other in self._source.views.items():
             if not layer or not role.startswith(f"{layer}.") or other.columns != view.columns or other.rows < 4:
                 continue
-            at = self._find(other, part[0], limit)
-            after = min(part.shape[0], other.rows - at) // 2 if at is not None else 0
-            if at is None or after < 1 or (at == 0 and role == view.role):
-                continue
-            first = at // other.step * other.step
-            last = -(-(at + after) // other.step) * other.step
-            rows = other.read(self._source.file, first, last)[at - first : at - first + after]
-            if _agree(rows, part[:after], limit):
-                return Reason("swapped", f"it begins with row {at} of what the source calls {role}")
+            for at in self._find(other, part[0], limit):
+                after = min(part.shape[0], other.rows - at) // 2
+                if after < least or (at == 0 and role == view.role):
+                    continue
+                first = at // other.step * other.step
+                last = -(-(at + after) // other.step) * other.step
+                rows = other.read(self._source.file, first, last)[at - first : at - first + after]
+                if _agree(rows, part[:after], limit):
+                    return Reason("swapped", f"it begins with row {at} of what the source calls {role}")
         return None
 
-    def _find(self, view: View, row: Rows, limit: Limit) -> int | None:
-        """The row of a source tensor that is `row`, within what the format explains."""
+    def _find(self, view: View, row: Rows, limit: Limit) -> Iterator[int]:
+        """Rows of a source tensor that are `row`, within what the format explains; the first few of each block."""
         block = max(view.step, _FIND_VALUES // view.columns // view.step * view.step)
         for start in range(0, view.rows, block):
             rows = view.read(self._source.file, start, min(view.rows, start + block))
             alike = np.flatnonzero(_close(rows, np.broadcast_to(row, rows.shape), limit))
-            if alike.size:
-                return start + int(alike[0])
-        return None
+            yield from (start + int(each) for each in alike[:_ALIKE_MAX])
 
     def _candidates(self, view: View) -> Iterator[View]:
         """Tensors of the source of the same extents: of the same layer first, then of the same place elsewhere."""
-        layer, _, name = view.role.rpartition(".")
+        layer, name = _placed(view.role)
         same = [
             other
             for role, other in self._source.views.items()
@@ -290,6 +292,13 @@ class Diagnosis:
             f"{limit.row_error:.2%} (cosine {measured.cosine:.4f}): it comes from a checkpoint that is alike, or its "
             "rounding is wrong",
         )
+
+
+def _placed(role: str) -> tuple[str, str]:
+    """Layer and name of a role: `layers.0` and `q.bias` of `layers.0.q.bias`; no layer for what is in none."""
+    first, _, rest = role.partition(".")
+    number, _, name = rest.partition(".")
+    return (f"{first}.{number}", name) if name else ("", role)
 
 
 def _place(shift: int) -> str:

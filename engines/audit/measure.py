@@ -148,7 +148,9 @@ class Comparison:
         to_peaks = np.sqrt(ee / np.maximum(np.square(peaks.astype(np.float64)) @ widths, least))
         self.max_row_error = max(self.max_row_error, float(errors.max()))
         self.max_peak_error = max(self.max_peak_error, float(to_peaks.max()))
-        over = np.flatnonzero((errors > self.limit.row_error) & (to_peaks > self.limit.peak_error))
+        # A row of one value, of a bias, has nothing to average over: it may be as far off as a value may.
+        allowed = max(self.limit.row_error, self.limit.value_error) if columns == 1 else self.limit.row_error
+        over = np.flatnonzero((errors > allowed) & (to_peaks > self.limit.peak_error))
         if over.size:
             self.bad_rows += int(over.size)
             kept = over[np.argsort(errors[over])[::-1][:WORST_KEPT]]

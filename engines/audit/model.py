@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of the llama family as files store them: one name for each weight, wherever and however it lies.
+"""Models of the llama and qwen2 families as files store them: one name for each weight, however it lies.
 
 Three schemes are known. Checkpoints as trained (`model.layers.0.self_attn.q_proj.weight`; `.kernel` for matrices that
 are stored with rows and columns exchanged; `qkv_proj` and `gate_up_proj` for fused ones), GGUF files
-(`blk.0.attn_q.weight`, whose query and key rows stand in the interleaved rotary order), and TensorRT-LLM checkpoints
+(`blk.0.attn_q.weight`, whose query and key rows stand in the interleaved rotary order where the architecture is
+`llama`, and in that of the checkpoint where it is `qwen2`), and TensorRT-LLM checkpoints
 (`transformer.layers.0.attention.qkv.weight` with `weights_scaling_factor`). Each weight becomes a `View` under its
-role: `embedding`, `layers.0.q`, `layers.0.down`, `final_norm`, `head`, …; scales of activations and of the cache, which
-have no counterpart to be compared with, are kept by name.
+role: `embedding`, `layers.0.q`, `layers.0.q.bias`, `layers.0.down`, `final_norm`, `head`, …; scales of activations and
+of the cache, which have no counterpart to be compared with, are kept by name.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ _OTHER_SCALES: Final = (
     "input_scale", "activation_scaling_factor", "kv_cache_scaling_factor", "k_scale", "v_scale", "output_scale",
 )  # fmt: skip
 """Suffixes of scales of activations and of the cache."""
+_INTERLEAVED: Final = {"llama": True, "qwen2": False}
+"""Known architectures of GGUF files, and whether the rotary halves of each head are interleaved in them."""
+_ARCHITECTURE: Final = "general.architecture"
 _COMPUTED: Final = ("rotary_emb.inv_freq", "rope_freqs.weight")
 """Ends of names of tensors that follow from the configuration."""
 
@@ -141,11 +145,14 @@ def geometry_of(file: TensorFile) -> Geometry | None:
         FailedPreconditionError: It says that the model is of another family, or contradicts itself.
     """
     said = file.metadata
-    architecture = said.get("general.architecture")
-    if architecture is not None and architecture != "llama":
-        raise FailedPreconditionError(f"{file.path}: the architecture is {architecture!r}; the audit knows 'llama'")
+    architecture = said.get(_ARCHITECTURE)
+    if architecture is not None and architecture not in _INTERLEAVED:
+        known = ", ".join(map(repr, _INTERLEAVED))
+        raise FailedPreconditionError(f"{file.path}: the architecture is {architecture!r}; the audit knows {known}")
     names = (
-        ("llama.attention.head_count", "llama.attention.head_count_kv", "llama.embedding_length")
+        tuple(
+            f"{architecture}.{name}" for name in ("attention.head_count", "attention.head_count_kv", "embedding_length")
+        )
         if architecture
         else ("num_attention_heads", "num_key_value_heads", "hidden_size")
     )
@@ -153,7 +160,7 @@ def geometry_of(file: TensorFile) -> Geometry | None:
     if heads is None or hidden is None:
         return None
     kv_heads = said.get(names[1]) or heads
-    head_size = said.get("head_dim") or said.get("head_size") or said.get("llama.attention.key_length")
+    head_size = said.get("head_dim") or said.get("head_size") or said.get(f"{architecture}.attention.key_length")
     if not all(type(each) is int and each > 0 for each in (heads, kv_heads, hidden)):
         raise FailedPreconditionError(f"{file.path}: {', '.join(names)} are not all whole numbers above 0")
     return Geometry(heads, kv_heads, head_size if type(head_size) is int and head_size > 0 else hidden // heads)
@@ -194,7 +201,7 @@ def read_model(file: TensorFile, geometry: Geometry | None) -> Model:
             views[view.role] = view
     if not any(role.startswith("layers.") for role in views):
         raise FailedPreconditionError(
-            f"{file.path}: no tensor has a name by which models of the llama family call them"
+            f"{file.path}: no tensor has a name by which models of the llama and qwen2 families call them"
         )
     return Model(file, geometry, views, scales, tuple(sorted(unknown)))
 
@@ -202,7 +209,7 @@ def read_model(file: TensorFile, geometry: Geometry | None) -> Model:
 def _views(file: TensorFile, stored: Stored, stem: str, suffix: str, geometry: Geometry | None) -> Iterator[View]:
     if suffix not in ("weight", "kernel", "bias"):
         return
-    scale = _scale(file, stem)
+    scale = _scale(file, stem) if suffix != "bias" else None
     exchanged = suffix == "kernel"
     if stem in _WHOLE:
         yield View.whole(_WHOLE[stem], stored, scale=scale, exchanged=exchanged)
@@ -212,7 +219,7 @@ def _views(file: TensorFile, stored: Stored, stem: str, suffix: str, geometry: G
     if match is None or roles is None:
         return
     end = ".bias" if suffix == "bias" else ""
-    interleaved = match["prefix"] == "blk"
+    interleaved = match["prefix"] == "blk" and _INTERLEAVED[file.metadata.get(_ARCHITECTURE, "llama")]
     whole = View.whole("", stored, scale=scale, exchanged=exchanged, per_row=bool(end))
     start = 0
     for role, rows in zip(roles, _extents(file, stored.name, roles, whole.rows, geometry), strict=True):

@@ -72,6 +72,18 @@ def real(model: Path, layers: tuple[int, ...] = (0, 1)) -> Weights:
     return Weights({role: values[0] if values.shape[0] == 1 else values for role, values in found.items()})
 
 
+def with_biases(weights: Weights, seed: int = 3) -> Weights:
+    """The same with biases of queries, keys and values, `[outputs, 1]`: the shape of a model of the qwen2 family."""
+    rng = np.random.default_rng(seed)
+    found = weights.copy()
+    for layer in range(LAYERS):
+        for name, deviation in (("q", 2.0), ("k", 8.0), ("v", 0.1)):
+            rows = weights[f"layers.{layer}.{name}"].shape[0]
+            drawn = rng.standard_normal((rows, 1), dtype=np.float32) * np.float32(deviation)
+            found[f"layers.{layer}.{name}.bias"] = drawn
+    return found
+
+
 def interleaved(rows: Array, heads: int) -> Array:
     """Rows of query or key heads in the order of GGUF files, element by element."""
     size = rows.shape[0] // heads
@@ -92,6 +104,8 @@ def write_trained(path: Path, weights: Weights, dtype: str = "float32", *, form:
         if first != "layers":
             whole = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}[role]
             tensors[f"{whole}.weight"] = values
+        elif name.endswith(".bias"):
+            tensors[f"model.layers.{number}.{_TRAINED[name.removesuffix('.bias')]}.bias"] = values[:, 0]
         elif form == "kernel" and values.ndim == 2:
             tensors[f"model.layers.{number}.{_TRAINED[name]}.kernel"] = values.T
         elif form != "fused" or name not in ("q", "k", "v", "gate", "up"):
@@ -129,6 +143,9 @@ def write_vendor(
     for layer in range(LAYERS):
         prefix = f"transformer.layers.{layer}"
         add(f"{prefix}.attention.qkv", np.concatenate([weights[f"layers.{layer}.{each}"] for each in order]))
+        if f"layers.{layer}.q.bias" in weights.by_role:
+            biases = np.concatenate([weights[f"layers.{layer}.{each}.bias"][:, 0] for each in order])
+            tensors[f"{prefix}.attention.qkv.bias"] = biases.astype(ml_dtypes.bfloat16)
         tensors[f"{prefix}.attention.kv_cache_scaling_factor"] = np.array([np.float32(cache_scales[layer])])
         for name, linear in _VENDOR.items():
             values = weights[f"layers.{layer}.{name}"]
@@ -144,10 +161,18 @@ def write_vendor(
 
 
 def write_gguf(
-    path: Path, weights: Weights, kind: gguf.GGMLQuantizationType, *, vocabulary_of: Path | None = None
+    path: Path,
+    weights: Weights,
+    kind: gguf.GGMLQuantizationType,
+    *,
+    vocabulary_of: Path | None = None,
+    architecture: str = "llama",
 ) -> Path:
-    """A GGUF file; with `vocabulary_of`, one that libllama can load and quantise."""
-    writer = gguf.GGUFWriter(path, "llama")
+    """A GGUF file; rotary halves are interleaved in the architecture `llama` alone.
+
+    With `vocabulary_of` it is one that libllama can load and quantise.
+    """
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(LAYERS)
     writer.add_context_length(8192)
     writer.add_embedding_length(HIDDEN)
@@ -166,9 +191,10 @@ def write_gguf(
             whole = {"embedding": "token_embd", "final_norm": "output_norm", "head": "output"}[role]
             _add(writer, f"{whole}.weight", values, kind)
             continue
-        heads = {"q": HEADS, "k": KV_HEADS}.get(name)
+        linear, _, bias = name.partition(".")
+        heads = {"q": HEADS, "k": KV_HEADS}.get(linear) if architecture == "llama" else None
         stored = interleaved(values, heads) if heads else values
-        _add(writer, f"blk.{number}.{_GGUF[name]}.weight", stored, kind)
+        _add(writer, f"blk.{number}.{_GGUF[linear]}.{bias or 'weight'}", stored[:, 0] if bias else stored, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
