@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 FEW = work(400)
-SOME = work(1200)
+SOME = work(800)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_random_deaths(tmp_path: Path, of_some: bytes) -> None:
     with Fabric(tmp_path, engine={"step_us": 15_000, "slots": 8}, workers=2) as fabric:
         fabric.start()
         victims = [*fabric.brokers * 2, *fabric.workers, fabric.provisioner]
-        disturb(fabric, victims, 15, SOME, of_some)
+        disturb(fabric, victims, 10, SOME, of_some)
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peers of the recorded protocol revision: a client and a worker that know nothing newer work with this broker.
+"""Peers of the recorded protocol revision.
 
-The client's messages are the recorded ones. The worker is this revision's, which needs its own; what it sends and reads
-goes through the recorded ones on its way, and loses whatever they do not know.
+A client and a worker that know nothing newer work with this broker, and those of this revision with such a broker. The
+client's messages are the recorded ones. Worker and broker are this revision's, which need their own; what they send and
+read goes through the recorded ones on its way, and loses whatever they do not know; nor do they serve what the recorded
+revision has no name for.
 
 `tests/data/protoset-v1` is the descriptor set of the revision, without source info:
 
@@ -26,6 +28,7 @@ from google.protobuf import descriptor_pb2
 
 from tests.jobs.running import Fabric
 from tests.support.processes import ROOT, environment
+from tests.support.suite import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +65,15 @@ from pathlib import Path
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _pool = descriptor_pool.DescriptorPool()
+
+
+def knows(service):
+    try:
+        return bool(_pool.FindServiceByName(service))
+    except KeyError:
+        return False
+
+
 for _file in descriptor_pb2.FileDescriptorSet.FromString(Path({recorded!r}).read_bytes()).file:
     _pool.Add(_file)
 
@@ -85,6 +97,10 @@ def into(kind):
 """
 
 
+SERVING = r"(def add_\w+\(servicer, server\):\n)(((?!def ).)*?method_handlers_generic_handler\(\s*'([\w.]+)')"
+"""A generated function that lets a server serve, up to the service's name."""
+
+
 @pytest.fixture(scope="module")
 def veiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python modules of this revision whose calls say and hear no more than the recorded one knows."""
@@ -94,6 +110,8 @@ def veiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for stubs in (out / OURS).rglob("*_pb2_grpc.py"):
         text = re.sub(r"(\w+_pb2\.\w+)\.SerializeToString", r"veil.out(\1)", stubs.read_text())
         text = re.sub(r"(\w+_pb2\.\w+)\.FromString", r"veil.into(\1)", text)
+        text = re.sub(SERVING, r"\1    if not veil.knows('\4'):\n        return\n\2", text, flags=re.DOTALL)
+        assert text.count("veil.knows") == text.count("def add_")
         stubs.write_text(f"import veil\n{text}")
         assert "SerializeToString" not in text
     return out
@@ -106,25 +124,57 @@ def fabric(tmp_path_factory: pytest.TempPathFactory, veiled: Path) -> Iterator[F
         yield made.start()
 
 
+@pytest.fixture(scope="module")
+def old_broker(tmp_path_factory: pytest.TempPathFactory, veiled: Path) -> Iterator[Fabric]:
+    """A broker that speaks the recorded revision, between a provisioner and a worker of this one."""
+    with Fabric(tmp_path_factory.mktemp("skew"), broker_env={"PYTHONPATH": str(veiled)}) as made:
+        yield made.start()
+
+
 def test_an_old_client_and_an_old_worker_work_with_this_broker(fabric: Fabric, old_messages: Path) -> None:
     env = environment({"PYTHONPATH": str(old_messages)})
-    program = str(ROOT / "tests" / "jobs" / "old_client.py")
     where = "import ifabric.worker.v1.worker_service_pb2 as m; print(m.__file__)"
     found = subprocess.run(
         [sys.executable, "-c", where], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert Path(found.stdout.strip()).is_relative_to(old_messages)
+    told = client(fabric, env)
+    assert Path(told["messages"]).is_relative_to(old_messages)
+
+
+def client(fabric: Fabric, env: dict[str, str]) -> dict[str, Any]:
+    """Runs `old_client` with the messages of an environment, and returns what it says when it got what it wanted."""
     done = subprocess.run(
-        [sys.executable, program, fabric.brokers[0].address],
+        [sys.executable, str(ROOT / "tests" / "jobs" / "old_client.py"), fabric.brokers[0].address],
         env=env, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
-    assert Path(told["messages"]).is_relative_to(old_messages)
     assert told["acknowledged"] == [20]
     assert told["state"] == "JOB_STATE_COMPLETED"
     assert len(told["results"]) == 20
     assert told["results"] == told["exchanged"]
+    return told
+
+
+def test_a_client_and_a_worker_of_this_revision_work_with_an_old_broker(old_broker: Fabric, tmp_path: Path) -> None:
+    told = client(old_broker, environment())
+    assert Path(told["messages"]).is_relative_to(NOW.parent)
+
+    to = ("--broker", old_broker.brokers[0].address)
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    newest = {"omit_payload": True, "max_tokens": 3}
+    rows.write_text("".join(json.dumps({"prompt": f"A new prompt {n}", **newest}) + "\n" for n in range(20)))
+    done = run("bulk", "run", str(rows), "-o", str(out), *to, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["requests"], report["failed"]) == (20, 0)
+    assert report["prompt_tokens_computed"] > 0
+    assert report["waiting_s"] is None, "an old broker does not tell"
+    assert len(out.read_text().splitlines()) == 20
+    unknown = run("bulk", "analyze", str(rows), *to)
+    assert unknown.returncode == 1
+    assert "or of an earlier version" in unknown.stderr
 
 
 def test_this_revision_keeps_every_word_of_the_recorded_one() -> None:
