@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import subprocess
 
-from benchmarks.frame import ROOT, Report
+from benchmarks.frame import ROOT, Report, take_no_options
 
 LONGEST_S = 300
 
 
 def main() -> None:
     """Runs both sides and prints them beside each other."""
+    take_no_options(__doc__)
     program = ROOT / "build" / "native" / "tests" / "llama_admission"
     output = subprocess.run([str(program)], capture_output=True, text=True, check=True, timeout=LONGEST_S).stdout
     sides = {side.pop("admission"): side for side in map(json.loads, output.splitlines())}

@@ -13,6 +13,7 @@ output, one JSON object with every figure under its own key, its spread, the com
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def take_no_options(document: str | None) -> None:
+    """Ends the program where its command line asks for help, or has anything on it.
+
+    Args:
+        document: What it does: the docstring of its module.
+    """
+    form = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=document, formatter_class=form).parse_args()
 
 
 @dataclass(frozen=True, slots=True)

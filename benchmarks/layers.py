@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.frame import Report
+from benchmarks.frame import Report, take_no_options
 from benchmarks.virtual import bounds, fleet
 from benchmarks.virtual.engine import Card
 from benchmarks.virtual.policies import ArrivalOrder, Fabric
@@ -89,6 +89,7 @@ def row(job: Workload, name: str, layers: Layers) -> dict[str, Any]:
 
 def main() -> None:
     """Runs all stages, then the whole without each layer."""
+    take_no_options(__doc__)
     job = workload()
     report = Report("layers")
     layers = Layers()

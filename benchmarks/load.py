@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 
-from benchmarks.frame import Report
+from benchmarks.frame import Report, take_no_options
 from benchmarks.throughput import VOCABULARY, Suite, latencies_ms, ready
 from ifabric.broker.v1 import broker_service_pb2 as wire
 from ifabric.broker.v1 import broker_service_pb2_grpc
@@ -108,6 +108,7 @@ def tell(report: Report, name: str, runs: Sequence[Sequence[float]], goal: str =
 
 def main() -> None:
     """Measures all three."""
+    take_no_options(__doc__)
     report = Report("load")
     report.fact("calls", CALLS)
     with ExitStack() as stack:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.frame import ROOT, Report
+from benchmarks.frame import ROOT, Report, take_no_options
 from engines.simulated import write_simulated_engine
 from services.worker.native import Engine, EventKind, Options, PollBuffers, Request
 
@@ -46,6 +46,7 @@ LONGEST_PROGRAM_S = 600
 
 def main() -> None:
     """Measures and prints."""
+    take_no_options(__doc__)
     report = Report("native")
     report.fact("events_a_poll", COUNT)
     report.fact("requests_a_submit", COUNT)

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.frame import ROOT, Report
+from benchmarks.frame import ROOT, Report, take_no_options
 from benchmarks.virtual import bounds, fleet
 from benchmarks.virtual.engine import Card
 from benchmarks.virtual.policies import ArrivalOrder, CacheAware, Fabric
@@ -116,6 +116,7 @@ def row(workload: Workload, name: str, policy: Policy, cards: Sequence[Card]) ->
 
 def main() -> None:
     """Runs all cells."""
+    take_no_options(__doc__)
     folder = Path(os.environ["TRACES"]) if os.environ.get("TRACES") else None
     if folder is not None and not (folder / "conversation_trace.jsonl").exists():
         sys.exit(f"TRACES={folder} has no conversation_trace.jsonl: name the folder of the published traces")

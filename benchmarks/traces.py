@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.frame import ROOT, Report
+from benchmarks.frame import ROOT, Report, take_no_options
 from benchmarks.virtual import bounds, fleet, plots
 from benchmarks.virtual.engine import Card
 from benchmarks.virtual.policies import POLICIES, Fabric
@@ -127,6 +127,7 @@ def draw(workload: Workload) -> list[str]:
 
 def main() -> None:
     """Runs all cells; prints a line for each, and the report."""
+    take_no_options(__doc__)
     folder = Path(os.environ["TRACES"]) if os.environ.get("TRACES") else None
     if folder is not None and not list(folder.glob("*_trace.jsonl")):
         sys.exit(f"TRACES={folder} has no *_trace.jsonl: name the folder of the published traces, or leave it out")

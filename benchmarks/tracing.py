@@ -20,7 +20,7 @@ import numpy as np
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from benchmarks.frame import Report
+from benchmarks.frame import Report, take_no_options
 from services.broker.core.row_traces import RowTraces
 from services.broker.core.tracing import record_dispatch
 from services.broker.work import Lane, Work
@@ -118,6 +118,7 @@ def _run(telemetry: Telemetry, share: float | None) -> float:
 
 def main() -> None:
     """Entry point."""
+    take_no_options(__doc__)
     report = Report("tracing")
     with _collector() as endpoint:
         telemetry = Telemetry("bench", otlp_endpoint=endpoint)
