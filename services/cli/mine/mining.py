@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs rows until the payload of each is in a shard, or its error in the index.
 
-Payloads go from the stream to the disk; what is held is a window of open rows and the ids of one shard. Nothing of them
-stays at the broker: rows whose shard does not count yet run again after a crash of either side.
+Payloads go from the stream to the disk; what is held is a window of open rows and the ids of two shards: the one that
+is written, and the one before, which a thread makes whole meanwhile. Nothing of them stays at the broker: rows whose
+shard does not count yet run again after a crash of either side.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ifabric.broker.v1 import broker_service_pb2
 from services.cli.files.formats import rows_of
 from services.cli.files.rows import BadRow, Row
 from services.cli.job import stream_rows
@@ -30,12 +31,15 @@ from services.common.errors import InternalError, InvalidArgumentError, Unavaila
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
     from pathlib import Path
 
     import grpc
 
+    from ifabric.broker.v1 import broker_service_pb2
     from services.cli.files.formats import Layout
     from services.cli.files.opening import Source
+    from services.cli.mine.shards import Shard
     from services.common.errors import FabricError
 
 ERRORS_FILE = "errors.jsonl"
@@ -101,6 +105,7 @@ async def mine(to_broker: grpc.aio.Channel, run: Mine, folder: Path, tell: Calla
                     break
                 await patience.wait(error)
             collector.commit()
+            collector.settle()
         with (folder / ERRORS_FILE).open("wb") as errors:
             errors.writelines(orjson.dumps(document) + b"\n" for document in index.failures())
         return index.counts()
@@ -151,6 +156,15 @@ def _collector(
         collector.abandon()
 
 
+@dataclass(frozen=True, slots=True)
+class _Closing:
+    """A shard that is being made whole, and what counts with it."""
+
+    shard: Future[Shard]
+    rows: list[MinedRow]
+    failures: list[FailedRow]
+
+
 class _Collector:
     """Takes results as they come, many shards' worth."""
 
@@ -168,6 +182,8 @@ class _Collector:
         self._held: set[int] = set()
         """Lines whose end is not in the index yet."""
         self._writer: ShardWriter | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shard")
+        self._closing: _Closing | None = None
         self._put_off: UnavailableError | None = None
         counts = index.counts()
         self._done, self._failed = counts.rows + counts.failed, counts.failed
@@ -176,37 +192,35 @@ class _Collector:
     def missing(self, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
         """The rows that have not ended, under their lines' numbers as request ids."""
         self._names.clear()
+        again = self._done > 0
         for row in rows:
-            if row.line in self._held or self._index.has(row.line):
+            if again and (row.line in self._held or self._index.has(row.line)):
                 continue
             if isinstance(row, Row) and row.request.omit_payload:
                 violation = Violation("omit_payload", "is true; the payload is what a mining run is for")
                 yield BadRow(row.line, row.row_id, InvalidArgumentError.of([violation]))
             elif isinstance(row, Row):
                 self._names[row.line] = row.row_id
-                request = broker_service_pb2.GenerationRequest()
-                request.CopyFrom(row.request)
-                request.request_id = str(row.line)
-                request.engine.engine_digest = self._run.engine_digest
-                yield Row(row.line, request)
+                row.request.request_id = str(row.line)
+                row.request.engine.engine_digest = self._run.engine_digest
+                yield row
             else:
                 yield row
 
     def finished(self, row: Row, result: broker_service_pb2.GenerationResult) -> None:
         """See services.cli.job.Sink."""
         row_id, payload, form = self._names.pop(row.line), result.payload, self._run.form
-        if payload.failure or not payload.data:
+        data = payload.data  # each reading of a field of bytes copies it
+        if payload.failure or not data:
             error = InternalError(f"no hidden state was extracted: {payload.failure or 'the engine sent none'}")
             self._fail(row_id, row.line, error)
             return
-        if (payload.dtype, tuple(payload.shape)) != (form.dtype, form.shape) or len(payload.data) != form.row_bytes:
+        if (payload.dtype, tuple(payload.shape)) != (form.dtype, form.shape) or len(data) != form.row_bytes:
             raise CommandError(f"the payload of {row_id!r} is not of the form that the engine's contract states")
-        if zlib.crc32(payload.data) != payload.crc32:
+        if zlib.crc32(data) != payload.crc32:
             raise CommandError(f"the payload of {row_id!r} was damaged on its way: its checksum differs")
-        self._writer = self._writer or ShardWriter(
-            self._folder, self._index.next_shard(), form, self._run.engine_digest
-        )
-        self._writer.append(payload.data)
+        self._writer = self._writer or self._next_shard()
+        self._writer.append(data)
         self._rows.append(MinedRow(row.line, row_id, result.usage.prompt_tokens))
         self._prompt_tokens += result.usage.prompt_tokens
         self._computed_tokens += result.usage.computed_tokens
@@ -228,17 +242,40 @@ class _Collector:
         return error
 
     def commit(self) -> None:
-        """Lets everything that has ended count."""
-        shard = self._writer.close() if self._writer is not None else None
-        self._writer = None
-        self._index.add(shard, self._rows, self._failures)
+        """Lets everything that has ended count, as soon as its shard is whole; waits for the shard before."""
+        self.settle()
+        if self._writer is not None:
+            shard = self._thread.submit(self._writer.close)
+            self._closing = _Closing(shard, self._rows, self._failures)
+            self._writer = None
+        else:
+            self._count(None, self._rows, self._failures)
         self._rows, self._failures = [], []
-        self._held.clear()
+
+    def settle(self) -> None:
+        """Waits for the shard that is being made whole, and lets it count.
+
+        Raises:
+            OSError: The disk is full, or the like.
+        """
+        if self._closing is not None:
+            closing, self._closing = self._closing, None
+            self._count(closing.shard.result(), closing.rows, closing.failures)
 
     def abandon(self) -> None:
-        """Leaves a shard that does not count."""
+        """Leaves shards that do not count."""
+        self._thread.shutdown(wait=True)
         if self._writer is not None:
             self._writer.abandon()
+
+    def _next_shard(self) -> ShardWriter:
+        number = self._index.next_shard() + (self._closing is not None)
+        return ShardWriter(self._folder, number, self._run.form, self._run.engine_digest)
+
+    def _count(self, shard: Shard | None, rows: list[MinedRow], failures: list[FailedRow]) -> None:
+        self._index.add(shard, rows, failures)
+        for ended in (rows, failures):
+            self._held.difference_update(each.line for each in ended)
 
     def _fail(self, row_id: str, line: int, error: FabricError) -> None:
         document: dict[str, Any] = error_document(error)
@@ -246,13 +283,14 @@ class _Collector:
         self._failed += 1
         self._ended(line)
         if len(self._failures) >= _FAILURES_HELD:
-            self._index.add(None, (), self._failures)
-            self._held.difference_update(failure.line for failure in self._failures)
+            self._count(None, [], self._failures)
             self._failures = []
 
     def _ended(self, line: int) -> None:
         self._held.add(line)
         self._done += 1
+        if self._closing is not None and self._closing.shard.done():
+            self.settle()
         self._patience.progress()
         self._tell(
             Reading("running", self._done, self._run.lines, self._failed, 0, self._prompt_tokens, self._computed_tokens)
