@@ -64,6 +64,7 @@ class EngineHost:
         self._engine: Engine | None = None
         self._description: EngineDescription | None = None
         self._ending = threading.Event()
+        self._let_go = threading.Event()  # the loop has made its last call on the engine
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._poll_began_s: float | None = None
         self._free: queue.SimpleQueue[PollBuffers | None] = queue.SimpleQueue()
@@ -107,6 +108,7 @@ class EngineHost:
         done: asyncio.Future[EngineDescription] = self._loop.create_future()
         self._ended = self._loop.create_future()
         self._ending.clear()
+        self._let_go.clear()
         self._free = queue.SimpleQueue()
         threading.Thread(target=self._live, args=(directory, done), name=THREAD_NAME, daemon=True).start()
         self._description = await done
@@ -166,6 +168,7 @@ class EngineHost:
         self._ending.set()
         self._free.put(None)
         engine.wake()
+        self._let_go.set()
         await self._ended
 
     def _live(self, directory: Path, done: asyncio.Future[EngineDescription]) -> None:
@@ -183,8 +186,8 @@ class EngineHost:
             self._poll(engine)
         except Exception as error:
             self._to_loop(self.fail, f"the thread of the engine died: {error}")
-        # The loop may be in a call on the engine until it says that it made its last one.
-        self._ending.wait()
+        # Not when it is told to end: the call that wakes a poll comes after that, and must find an engine.
+        self._let_go.wait()
         engine.close()
         self._to_loop(_settle, self._ended)
 
@@ -204,6 +207,7 @@ class EngineHost:
         except RuntimeError:
             # The loop is closed: the process ends without having waited for this thread, and nobody is left to hear.
             self._ending.set()
+            self._let_go.set()
 
     def _loaded(self, engine: Engine, description: EngineDescription, done: asyncio.Future[EngineDescription]) -> None:
         self._engine = engine
