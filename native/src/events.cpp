@@ -183,14 +183,16 @@ uint32_t EventStore::poll(const ifab_poll_buffers_t& buffers, Clock::time_point 
 
 bool EventStore::copy(const Stored& stored, const ifab_poll_buffers_t& buffers, uint32_t index, Positions& used,
                       uint64_t& payload_used) {
-  ifab_event_t event = stored.event;
+  const ifab_event_t& from = stored.event;
   const bool has_payload = stored.payload_slot != PayloadRing::kNone;
   const uint64_t payload_at = aligned(payload_used);
   // Tokens and prompt log-probabilities share the caller's arena, so that one offset serves both.
-  if (used.tokens + event.token_count > buffers.tokens_cap || used.text + event.text_size > buffers.text_cap ||
+  if (used.tokens + from.token_count > buffers.tokens_cap || used.text + from.text_size > buffers.text_cap ||
       (has_payload && payload_at + payloads_.payload_bytes() > buffers.payload_cap)) {
     return false;
   }
+  ifab_event_t& event = buffers.events[index];
+  event = from;
   if (event.token_count > 0) {
     event.token_offset = static_cast<uint32_t>(used.tokens);
     if (event.kind == IFAB_EVENT_TOKENS) {
@@ -220,7 +222,6 @@ bool EventStore::copy(const Stored& stored, const ifab_poll_buffers_t& buffers, 
     payload_used = payload_at + event.payload_size;
     payloads_.release(stored.payload_slot);
   }
-  buffers.events[index] = event;
   return true;
 }
 

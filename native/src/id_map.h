@@ -19,6 +19,10 @@ class IdMap {
   size_t size() const { return size_; }
   size_t capacity() const { return capacity_; }
 
+  // Asks for the memory of an id that is about to be looked up: it lies anywhere in some megabytes, and who has several
+  // to look up waits for all of them at once.
+  void prefetch(uint64_t id) const { __builtin_prefetch(&places_[home(id)], 1); }
+
   // Null where the id is not there. Valid until the next insert or erase.
   Value* find(uint64_t id) {
     Place& place = places_[probe(id)];

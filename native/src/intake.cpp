@@ -12,6 +12,9 @@ void Intake::submit(std::span<std::unique_ptr<Entry>> entries, std::span<Status>
   bool any = false;
   {
     const std::lock_guard lock(mutex_);
+    for (const auto& entry : entries) {
+      if (entry != nullptr) ids_.prefetch(entry->request.id);
+    }
     for (size_t i = 0; i < entries.size(); ++i) {
       if (entries[i] != nullptr) statuses[i] = accept(entries[i]);
       ++(statuses[i].ok() ? counts_.submitted : counts_.refused);
@@ -49,6 +52,7 @@ uint32_t Intake::cancel(std::span<const uint64_t> ids) {
   bool any = false;
   {
     const std::lock_guard lock(mutex_);
+    for (const uint64_t id : ids) ids_.prefetch(id);
     for (const uint64_t id : ids) {
       Held* held = ids_.find(id);
       if (held == nullptr) continue;

@@ -31,7 +31,7 @@ class Ring {
     const size_t start = position & (values_.size() - 1);
     const size_t first = std::min(count, values_.size() - start);
     std::copy_n(values_.begin() + static_cast<ptrdiff_t>(start), first, out);
-    std::copy_n(values_.begin(), count - first, out + first);
+    if (first < count) std::copy_n(values_.begin(), count - first, out + first);  // seldom, and a call of its own
   }
 
  private:

@@ -37,5 +37,7 @@ target_link_options(llama_allocation_test PRIVATE
   -Wl,--wrap=llama_decode,--wrap=llama_memory_seq_cp,--wrap=llama_memory_seq_rm)
 
 # Not a test: prints figures, for benchmarks/admission.py.
-add_executable(llama_admission llama_admission.cpp)
-target_link_libraries(llama_admission PRIVATE ifab_llama_test_support ifab_options)
+if(NOT IFAB_SANITIZE)
+  add_executable(llama_admission llama_admission.cpp)
+  target_link_libraries(llama_admission PRIVATE ifab_llama_test_support ifab_options)
+endif()
