@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import orjson
 
@@ -36,8 +36,7 @@ CREATE TABLE IF NOT EXISTS failures (line INTEGER PRIMARY KEY, row_id TEXT NOT N
 """
 
 
-@dataclass(frozen=True, slots=True)
-class MinedRow:
+class MinedRow(NamedTuple):
     """A row whose payload is in a shard; they stand in the order of the shard."""
 
     line: int
@@ -45,8 +44,7 @@ class MinedRow:
     prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class FailedRow:
+class FailedRow(NamedTuple):
     """A row that has no payload."""
 
     line: int

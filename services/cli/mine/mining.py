@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 ERRORS_FILE = "errors.jsonl"
 SHARD_ROWS_MAX = 65_536
 _FAILURES_HELD = 1000
+_TELL_EVERY_S = 0.05
+"""Rows come faster than anybody reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,7 @@ class _Collector:
         counts = index.counts()
         self._done, self._failed = counts.rows + counts.failed, counts.failed
         self._prompt_tokens = self._computed_tokens = 0
+        self._tell_at = 0.0
 
     def missing(self, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
         """The rows that have not ended, under their lines' numbers as request ids."""
@@ -292,9 +295,14 @@ class _Collector:
         if self._closing is not None and self._closing.shard.done():
             self.settle()
         self._patience.progress()
-        self._tell(
-            Reading("running", self._done, self._run.lines, self._failed, 0, self._prompt_tokens, self._computed_tokens)
-        )
+        now = time.monotonic()
+        if now >= self._tell_at or self._done == self._run.lines:
+            self._tell_at = now + _TELL_EVERY_S
+            self._tell(
+                Reading(
+                    "running", self._done, self._run.lines, self._failed, 0, self._prompt_tokens, self._computed_tokens
+                )
+            )
 
 
 def shard_rows_for(form: Form, shard_bytes: int) -> int:
