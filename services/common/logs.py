@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import orjson
@@ -50,10 +51,10 @@ def configure(service: str, *, level: str = "info", stream: BinaryIO | None = No
         level: Least severe level that is written: debug, info, warning or error.
         stream: Where bytes go; stderr if absent.
     """
-    out = stream or sys.stderr.buffer
+    out = _Sink(stream or _stderr())
     threshold = logging.getLevelNamesMapping()[level.upper()]
     chain = _chain(service)
-    _configure_structlog(chain, threshold, structlog.BytesLoggerFactory(out))
+    _configure_structlog(chain, threshold, lambda *_: out)
     handler = _BytesHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -102,19 +103,53 @@ def _configure_structlog(chain: list[Processor], threshold: int, factory: Callab
     )
 
 
-class _BytesHandler(logging.Handler):
-    """Writes formatted records to a binary stream."""
+def _stderr() -> BinaryIO:
+    """Standard error without a buffer: what cannot be written would stay in it, and fail again as the process ends."""
+    return cast("BinaryIO", getattr(sys.stderr.buffer, "raw", sys.stderr.buffer))
+
+
+class _Sink:
+    """Where lines go. A disk that is full, or a reader that has gone, costs lines and nothing else.
+
+    How many lines were lost is said by the first line that can be written again.
+    """
 
     def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self._lock = threading.Lock()
+        self._lost = 0
+
+    def msg(self, line: bytes) -> None:
+        """Writes a line, or loses it."""
+        with self._lock:
+            lost = self._lost
+            said = _serialize({"event": "log.lines_lost", "level": "error", "lines": lost}) + b"\n" if lost else b""
+            data = said + line + b"\n"
+            try:
+                whole = self._out.write(data) == len(data)
+                self._out.flush()
+            except (OSError, ValueError):  # ValueError: the stream is closed
+                whole = False
+            self._lost = 0 if whole else lost + 1
+
+    log = debug = info = warn = warning = msg
+    fatal = failure = err = error = critical = exception = msg
+
+
+class _BytesHandler(logging.Handler):
+    """Writes formatted records to a sink."""
+
+    def __init__(self, out: _Sink) -> None:
         super().__init__()
         self._out = out
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._out.write(self.format(record).encode() + b"\n")
-            self._out.flush()
+            line = self.format(record).encode()
         except Exception:
             self.handleError(record)
+        else:
+            self._out.msg(line)
 
 
 def _serialize(value: Any, **_: Any) -> bytes:
@@ -140,4 +175,4 @@ def _withhold(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 if not structlog.is_configured():
     # structlog by itself would print to stdout, where results of commands go, with the local variables of every frame.
-    _configure_structlog(_chain("unconfigured"), logging.WARNING, lambda *_: structlog.BytesLogger(sys.stderr.buffer))
+    _configure_structlog(_chain("unconfigured"), logging.WARNING, lambda *_: _Sink(_stderr()))

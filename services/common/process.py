@@ -60,15 +60,16 @@ class Stop:
 
     def request(self, why: str) -> None:
         """Asks for an orderly end. Asking again changes nothing."""
-        if not self.requested:
-            _log.info("stop.requested", why=why)
+        asked = self.requested
         self._event.set()
+        if not asked:
+            _log.info("stop.requested", why=why)
 
     def fail(self, why: str) -> None:
         """Asks for an orderly end because of a fault."""
-        _log.error("stop.requested", why=why)
         self.failed = True
         self._event.set()
+        _log.error("stop.requested", why=why)
 
     async def wait(self) -> None:
         """Returns once somebody asked."""

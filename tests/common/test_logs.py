@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import structlog
@@ -101,6 +104,38 @@ def test_bound_context_travels_with_the_line() -> None:
     with captured_logs() as lines, structlog.contextvars.bound_contextvars(rpc="a/b"):
         logs.get("x").info("inside.now")
     assert lines.all()[0]["rpc"] == "a/b"
+
+
+class Moody(io.BytesIO):
+    """A disk that is full for a while."""
+
+    full = False
+
+    def write(self, data: Any) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return super().write(data)
+
+
+def test_lines_that_cannot_be_written_are_counted_and_harm_nobody() -> None:
+    before = structlog.get_config()
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    disk = Moody()
+    try:
+        logs.configure("broker", stream=disk)
+        disk.full = True
+        logs.get("x").error("first.lost")
+        logging.getLogger("y").error("second lost")
+        disk.full = False
+        logs.get("x").info("disk.emptied")
+    finally:
+        structlog.configure(**before)
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    lost, line = (json.loads(each) for each in disk.getvalue().splitlines())
+    assert (lost["event"], lost["lines"]) == ("log.lines_lost", 2)
+    assert line["event"] == "disk.emptied"
 
 
 def test_values_that_are_no_json_are_written_as_text() -> None:

@@ -47,6 +47,24 @@ def test_a_service_says_where_it_listens_and_ends_orderly(number: signal.Signals
         assert all(line.startswith("{") for line in service.stderr().splitlines())
 
 
+@pytest.mark.parametrize("place", ["full disk", "reader gone"])
+def test_a_log_that_cannot_be_written_keeps_nobody_from_starting_or_ending(place: str) -> None:
+    reader, writer = os.pipe()
+    errors = os.open("/dev/full", os.O_WRONLY) if place == "full disk" else writer
+    command = [sys.executable, "-m", PROVISIONER]
+    with subprocess.Popen(command, cwd=ROOT, env=environment(None), stdout=subprocess.PIPE, stderr=errors) as process:
+        try:
+            assert process.stdout is not None
+            os.close(reader)
+            assert json.loads(process.stdout.readline())["service"] == "provisioner"
+            process.terminate()
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+            for descriptor in {writer, errors}:
+                os.close(descriptor)
+
+
 def test_what_is_wrong_with_settings_is_one_sentence_and_status_2(tmp_path: Path) -> None:
     ended = run_to_end(PROVISIONER, ["--nodes-mx", "3"])
     assert (ended.returncode, ended.stdout) == (2, "")
