@@ -42,6 +42,8 @@ async def serve(settings: ProvisionerSettings, process: Process) -> None:
     interval_s = settings.heartbeat_interval_ms / 1000
     clock, telemetry = SystemClock(), process.telemetry
     leases = telemetry.counter(names.LEASES_ENDED)
+    for end in End:
+        leases.add(0, {"reason": end.value})  # a counter that begins with its first event hides that event
 
     def ended(node: Node, end: End) -> None:
         leases.add(1, {"reason": end.value})

@@ -70,6 +70,7 @@ class EngineMetrics:
     def loaded(self, engine_id: str, description: EngineDescription) -> None:
         """Names the engine that the readings to come are of."""
         self._engine, self._load_s = engine_id, description.load_ms / 1000
+        self.stalls.add(0, {"engine": engine_id})  # a counter that begins with its first event hides that event
 
     def update(self, stats: Stats) -> None:
         """Takes a reading in."""
