@@ -102,9 +102,74 @@ def test_the_inputs_own_error_ends_the_run(door: Door) -> None:
         list(client.run(rows()))
 
 
-def test_a_token_does_not_go_to_another_machine_in_the_clear() -> None:
+@pytest.mark.parametrize("host", ["broker.example", "localhost.example", "127.example", "127.0.0.1.example"])
+def test_a_token_does_not_go_to_another_machine_in_the_clear(host: str) -> None:
     with pytest.raises(ValueError, match="in the clear"):
-        Client("broker.example:7600", token="secret")
+        Client(f"{host}:7600", token=lambda: "")  # what a function will say later nobody knows
+
+
+@pytest.mark.parametrize("address", ["localhost:7600", "127.0.0.2:7600", "[::1]:7600", "unix:/run/broker"])
+def test_a_token_stays_on_this_machine(address: str) -> None:
+    with Client(address, token="secret"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([Request("Other", 2), Request("B", 2)], "row 0 of job_id"),
+        ([Request("A", 2), Request("Other", 2)], "row 1 of job_id"),
+        ([Request("A", 2)], "a job of 2 rows, not of these 1"),
+        ([Request("A", 2), Request("B", 2), Request("C", 2)], "a job of 2 rows, not of these 3"),
+    ],
+)
+def test_a_job_of_other_rows_is_not_taken_for_this_one(door: Door, rows: list[Request], words: str) -> None:
+    with Client(door.suite.broker) as client:
+        client.submit("rows-a-b", [Request("A", 2), Request("B", 2)], engine_id="texts")
+        with pytest.raises(CallError, match=words) as told:
+            list(client.bulk("rows-a-b", rows, engine_id="texts"))
+    assert (told.value.code, told.value.reason) == ("ALREADY_EXISTS", "ID_IN_USE")
+
+
+UNSENDABLE: list[tuple[Any, str]] = [
+    (Request([1.5, 2.5], 2), "prompt"),  # type: ignore[list-item]
+    (Request([2**31], 2), "prompt"),
+    (Request(np.zeros((2, 2), np.int32), 2), "prompt"),
+    (Request(b"bytes", 2), "prompt"),
+    (Request("half \ud800", 2), "prompt"),
+    (Request("x" * 16_000_000, 2), "prompt"),
+    (Request("x", 2**40), "max_tokens"),
+    (Request("x", 2, sampling=Sampling(seed=-1)), "seed"),
+]
+
+
+def test_a_row_that_cannot_be_sent_is_an_error_in_its_place(door: Door) -> None:
+    rows = [Request("before", 2), *(row for row, _ in UNSENDABLE), Request("after", 2)]
+    with Client(door.suite.broker) as client:
+        first, *between, last = client.bulk("unsendable", rows, engine_id="texts")
+        for row, field in UNSENDABLE:
+            with pytest.raises(CallError) as told:
+                client.generate(row)
+            assert [violation.field for violation in told.value.violations] == [field]
+    assert first.error is None
+    assert last.error is None
+    errors = [outcome.error for outcome in between]
+    assert all(error is not None and error.reason == "INVALID_FIELDS" for error in errors)
+    assert [error.violations[0].field for error in errors if error] == [field for _, field in UNSENDABLE]
+
+
+def test_long_rows_do_not_share_a_message_that_is_too_long(door: Door) -> None:
+    with Client(door.suite.broker) as client:
+        outcomes = list(client.run(Request("x" * 400_000, 2, engine_id="texts") for _ in range(48)))
+    assert {outcome.error.code for outcome in outcomes if outcome.error} == {"INVALID_ARGUMENT"}
+    assert len(outcomes) == 48
+
+
+def test_a_closed_client_says_so() -> None:
+    client = Client("127.0.0.1:1")
+    client.close()
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        client.job("any")
 
 
 class Reluctant:

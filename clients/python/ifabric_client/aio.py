@@ -54,7 +54,7 @@ class AsyncClient:
         self._token = token
         self._tenant = tenant
         self._retries = retries
-        self._channel = open_channel(address, tls, self._current_token())
+        self._channel = open_channel(address, tls, has_token=bool(token))
         self._broker = broker_service_pb2_grpc.BrokerServiceStub(self._channel)
         self._jobs = Jobs(job_service_pb2_grpc.JobServiceStub(self._channel), self._metadata, tenant, retries)
 
@@ -147,7 +147,8 @@ class AsyncClient:
             window: Most requests sent and not ended.
 
         Raises:
-            CallError: the broker was away, or had no room, for longer than `retries` allows.
+            CallError: the broker was away, or had no room, for longer than `retries` allows; INVALID_ARGUMENT where a
+                request cannot be sent at all.
             ValueError: two requests that are open have one id.
         """
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
-_LOCAL = ("localhost", "127.", "[::1]", "unix:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,20 @@ class Tls:
     """Name in the broker's certificate; empty for `broker.ifabric` with authorities of your own, else the address's."""
 
 
-def open_channel(address: str, tls: Tls | None, token: str) -> grpc.aio.Channel:
+def open_channel(address: str, tls: Tls | None, *, has_token: bool) -> grpc.aio.Channel:
     """Opens a channel; it connects with the first call.
 
     Args:
         address: `host:port`, or what else gRPC resolves.
         tls: None for a channel in the clear.
-        token: Whether one will be sent, and which; it is used for nothing but the check below.
+        has_token: Whether a token will be sent.
 
     Raises:
         ValueError: the token would go to another machine in the clear.
         OSError: a file cannot be read.
     """
     if tls is None:
-        if token and not address.startswith(_LOCAL):
+        if has_token and not _is_local(address):
             raise ValueError(f"the token would go to {address} in the clear: give tls=Tls(...)")
         return grpc.aio.insecure_channel(address, options=_OPTIONS)
     options = list(_OPTIONS)
@@ -64,6 +64,17 @@ def open_channel(address: str, tls: Tls | None, token: str) -> grpc.aio.Channel:
         options.append(("grpc.ssl_target_name_override", name))
     credentials = grpc.ssl_channel_credentials(*(_read(each) for each in (tls.authorities, tls.key, tls.certificate)))
     return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def _is_local(address: str) -> bool:
+    """Whether only this machine is meant; a name other than `localhost` is taken for another machine's."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def _read(path: Path | None) -> bytes | None:

@@ -6,6 +6,7 @@ Every step may be repeated, by this process or by the next one with the same row
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -77,20 +78,25 @@ class Jobs:
         spec = pb.JobSpec(job_id=job_id, tenant=self._tenant)
         spec.engine.engine_id = engine_id
         job = (await self._call(self._stub.CreateJob, pb.CreateJobRequest(spec=spec))).job
-        patience, durable = Patience(self._policy), job.durable_rows
-        while job.state == pb.JOB_STATE_UPLOADING and durable < len(rows):
+        if job.durable_rows > len(rows) or (job.state != pb.JOB_STATE_UPLOADING and job.durable_rows < len(rows)):
+            raise CallError(
+                "ALREADY_EXISTS", f"job_id {job_id!r} is a job of {job.durable_rows} rows, not of these {len(rows)}",
+                reason="ID_IN_USE",
+            )  # fmt: skip
+        # Rows that the broker has go there again: it compares them, and refuses others under this id.
+        patience, done = Patience(self._policy), 0
+        while done < len(rows):
+            sent: deque[int] = deque()
+            uploads = self._uploads(job_id, rows, done, sent)
             try:
-                async for reply in self._stub.UploadRows(
-                    self._uploads(job_id, rows, durable), metadata=self._metadata()
-                ):
+                async for _ in self._stub.UploadRows(uploads, metadata=self._metadata()):
                     patience.progress()
-                    durable = reply.durable_rows
+                    done = sent.popleft()
             except grpc.aio.AioRpcError as error:
                 told = of_call(error)
                 if not told.passing:
                     raise told from error
                 await patience.wait(told, told.retry_after_s)
-                durable = (await self.get(job_id)).durable_rows
         if job.state != pb.JOB_STATE_UPLOADING:
             return wire.job(job)
         seal = pb.SealJobRequest(job_id=job_id, tenant=self._tenant, row_count=len(rows))
@@ -121,18 +127,22 @@ class Jobs:
             finally:
                 call.cancel()
 
-    def _uploads(self, job_id: str, rows: Sequence[Request], first: int) -> Iterator[pb.UploadRowsRequest]:
+    def _uploads(
+        self, job_id: str, rows: Sequence[Request], first: int, sent: deque[int]
+    ) -> Iterator[pb.UploadRowsRequest]:
+        """Messages of rows from the first on; `sent` is given where each ends, for the reply that answers it."""
         opening = {"job_id": job_id, "tenant": self._tenant}
         at = first
         while at < len(rows):
             message = pb.UploadRowsRequest(first_row=at, **opening)  # type: ignore[arg-type]
             opening, size = {}, 0
             for row in rows[at : at + _ROWS_A_MESSAGE]:
-                made = pb.JobRow(row_id=row.id or str(at), request=wire.request_message(row, "", ""))
+                made = wire.job_row(row, at)
                 message.rows.append(made)
                 at, size = at + 1, size + made.ByteSize()
                 if size >= _BYTES_A_MESSAGE:
                     break
+            sent.append(at)
             yield message
 
     async def _call(self, method: Callable[..., Awaitable[Any]], request: Any, *, timeout_s: float = _CALL_S) -> Any:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ifabric_client.values import Outcome, Request
 
 _REQUESTS_A_MESSAGE = 64
+_BYTES_A_MESSAGE = 1024 * 1024
 
 
 class Run:
@@ -107,15 +108,16 @@ class Run:
         try:
             await call.write(pb.ExchangeRequest(open=pb.ExchangeOpen(lane=pb.LANE_BULK)))
             while True:
-                message = pb.ExchangeRequest()
+                message, size = pb.ExchangeRequest(), 0
                 async with self._room:
                     await self._room.wait_for(self._may_send)
-                while not self._full and len(message.requests) < _REQUESTS_A_MESSAGE and self._may_send():
+                while self._takes_more(len(message.requests), size):
                     row = self._next(rows)
                     if row is None:
                         break
                     self._open[row.request_id] = row
                     message.requests.append(row)
+                    size += row.ByteSize()
                 if not message.requests:
                     break
                 await call.write(message)
@@ -125,6 +127,10 @@ class Run:
         except BaseException:
             call.cancel()  # the input failed: nobody waits for a stream that will not go on
             raise
+
+    def _takes_more(self, count: int, size: int) -> bool:
+        """Whether a message of so many requests and bytes takes another one, of whatever length."""
+        return not self._full and count < _REQUESTS_A_MESSAGE and size < _BYTES_A_MESSAGE and self._may_send()
 
     def _may_send(self) -> bool:
         """Whether there is something to do: room, or nothing more to send. What goes again is in the window already."""

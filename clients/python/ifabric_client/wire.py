@@ -8,11 +8,13 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from google.rpc import code_pb2, error_details_pb2
 
 from ifabric.broker.v1 import broker_service_pb2 as pb
 from ifabric.broker.v1 import job_service_pb2
 from ifabric.engine.v1 import contract_pb2, generation_pb2
-from ifabric_client.errors import CallError, of_status
+from ifabric_client.connection import MESSAGE_BYTES_MAX
+from ifabric_client.errors import CallError, Violation, of_status
 from ifabric_client.values import Answer, Engine, HiddenState, Job, Outcome, Sampling, Usage
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ _DTYPES: dict[int, str] = {
     contract_pb2.PAYLOAD_DTYPE_FLOAT16: "<f2",
     contract_pb2.PAYLOAD_DTYPE_BFLOAT16: "<u2",
 }
+_REQUEST_BYTES_MAX = MESSAGE_BYTES_MAX - 2 * 1024 * 1024
+"""Longest request, in bytes: others that share its message are shorter than the rest."""
 _SAMPLING = tuple(field.name for field in fields(Sampling))
 
 
@@ -30,26 +34,69 @@ def request_message(request: Request, request_id: str, tenant: str) -> pb.Genera
     """Makes the message of a request.
 
     Raises:
-        OverflowError: a token id is no 32-bit number.
+        CallError: INVALID_ARGUMENT where a value does not go into the message, or the message is too long to be sent.
     """
-    made = pb.GenerationRequest(
-        request_id=request_id, tenant=tenant, stop=request.stop, return_token_ids=request.return_token_ids
-    )
+    made = pb.GenerationRequest(request_id=request_id, tenant=tenant, return_token_ids=request.return_token_ids)
     if isinstance(request.prompt, str):
-        made.prompt.text = request.prompt
+        try:
+            made.prompt.text = request.prompt
+        except ValueError as error:
+            raise _refused("prompt", "holds half of a surrogate pair, which is no Unicode text") from error
     else:
-        ids = np.asarray(request.prompt)
-        if ids.size and (ids.min() < -(2**31) or ids.max() >= 2**31):
-            raise OverflowError(f"request {request_id!r}: the prompt holds a value that is no 32-bit number")
-        made.prompt.packed_token_ids = ids.astype("<i4").tobytes()
-    if request.max_tokens is not None:
-        made.max_tokens = request.max_tokens
+        made.prompt.packed_token_ids = _packed(request.prompt)
     if request.engine_id:
         made.engine.engine_id = request.engine_id
-    for name in _SAMPLING:
-        value = getattr(request.sampling, name)
+    values = [(made, "max_tokens", request.max_tokens)]
+    values += [(made.sampling, name, getattr(request.sampling, name)) for name in _SAMPLING]
+    for message, name, value in values:
         if value is not None:
-            setattr(made.sampling, name, value)
+            try:
+                setattr(message, name, value)
+            except (TypeError, ValueError) as error:
+                raise _refused(name, f"is {value!r}, which no field of its type holds") from error
+    try:
+        made.stop.extend(request.stop)
+    except (TypeError, ValueError) as error:
+        raise _refused("stop", "holds something else than Unicode texts") from error
+    if (size := made.ByteSize()) > _REQUEST_BYTES_MAX:
+        raise _refused("prompt", f"makes a request of {size:,} bytes; allowed are {_REQUEST_BYTES_MAX:,}")
+    return made
+
+
+def _packed(prompt: Any) -> bytes:
+    """Token ids as the protocol packs them: 32 bits each, little end first.
+
+    Raises:
+        CallError: INVALID_ARGUMENT: it is no flat sequence of 32-bit integers.
+    """
+    try:
+        ids = np.asarray(prompt)
+    except ValueError as error:  # sequences of different lengths
+        raise _refused("prompt", "is no text and no flat sequence of integers") from error
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise _refused("prompt", "is no text and no flat sequence of integers")
+    if ids.size and (ids.min() < -(2**31) or ids.max() >= 2**31):
+        raise _refused("prompt", "holds a value that is no 32-bit number")
+    return ids.astype("<i4").tobytes()
+
+
+def _refused(name: str, why: str) -> CallError:
+    return CallError("INVALID_ARGUMENT", f"{name}: {why}", reason="INVALID_FIELDS", violations=(Violation(name, why),))
+
+
+def job_row(row: Request, position: int) -> job_service_pb2.JobRow:
+    """Makes a row of a job. One that cannot be sent ends with its error, in its place."""
+    made = job_service_pb2.JobRow(row_id=row.id or str(position))
+    try:
+        made.request.CopyFrom(request_message(row, "", ""))
+    except CallError as error:
+        made.unreadable.code, made.unreadable.message = code_pb2.INVALID_ARGUMENT, error.message
+        violations = [
+            error_details_pb2.BadRequest.FieldViolation(field=each.field, description=each.description)
+            for each in error.violations
+        ]
+        made.unreadable.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain="ifabric"))
+        made.unreadable.details.add().Pack(error_details_pb2.BadRequest(field_violations=violations))
     return made
 
 
