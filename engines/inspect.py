@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from engines.agreement import CONFIGURATION_FILE, disagreements
 from services.common import schema
 from services.common.contract import CONTRACT_FILE, Contract, all_findings, engine_digest, read
 from services.common.errors import FabricError, FailedPreconditionError
@@ -35,6 +36,8 @@ class Description:
 
 def verify(directory: Path) -> list[Finding]:
     """Everything wrong with an engine directory: contract, files by digest, and the configurations that are known here.
+
+    Where each of them is sound, also where the embedded runtime's configuration and the contract are of two engines.
 
     Raises:
         NotFoundError: There is no such directory, or no contract in it.
@@ -70,10 +73,15 @@ def made_of(directory: Path, inputs: str) -> Contract | None:
 def _examine(directory: Path) -> tuple[contract_pb2.EngineContract, list[Finding]]:
     contract, reading = read(directory)
     findings = all_findings(contract, reading)
+    runtime = None
     for name in schema.names():
         configuration = directory / f"{name}.json"
         if configuration.name != CONTRACT_FILE and configuration.is_file():
             with configuration.open("rb") as file:
-                found = schema.check_text(name, file.read(MAX_BYTES + 1))[1]
+                document, found = schema.check_text(name, file.read(MAX_BYTES + 1))
+            if configuration.name == CONFIGURATION_FILE and not found:
+                runtime = document
             findings += [schema.Finding(f"{configuration.name}:{f.path}", f.found, f.expected) for f in found]
+    if isinstance(runtime, dict) and not findings:
+        findings += disagreements(runtime, Contract.from_proto(contract))
     return contract, findings
