@@ -68,12 +68,26 @@ def _peer_address(address: str) -> str:
     return address
 
 
+def _collector(url: str) -> str:
+    scheme, _, address = url.removesuffix("/").partition("://")
+    try:
+        plain = scheme in ("http", "https") and "@" not in address and split_address(address)[1] > 0
+    except ValueError:
+        plain = False
+    if not plain:
+        raise ValueError("http://host:port, or https://host:port for TLS, and nothing else")
+    return url
+
+
 Door = Literal["grpc", "metrics", "health"]
 """What of a service listens: the gRPC server, the Prometheus endpoint, the health-only server."""
 ListenAddress = Annotated[str, AfterValidator(_listen_address)]
 """Where to listen, `host:port`; port 0 takes a free one."""
 PeerAddress = Annotated[str, AfterValidator(_peer_address)]
 """Where somebody else listens: `host:port`, `dns:///name:port` or `unix:/path`."""
+
+CollectorUrl = Annotated[str, AfterValidator(_collector)]
+"""Where a collector takes OTLP over gRPC: `http://host:port`, in the clear, or `https://host:port`."""
 
 
 class ServiceSettings(BaseSettings):
@@ -120,8 +134,9 @@ class ServiceSettings(BaseSettings):
     """How long calls that run may take to end once the process is told to stop, in seconds."""
     supervised: bool = False
     """Whether a supervisor holds stdin: the process ends once it closes, so that none outlives a killed supervisor."""
-    otlp_endpoint: str | None = None
-    """Where traces and metrics are pushed to by OTLP over gRPC, `http://host:port`; nowhere if absent."""
+    otlp_endpoint: CollectorUrl | None = None
+    """Where traces and metrics are pushed to by OTLP over gRPC, `http://host:port` or `https://host:port`; nowhere if
+    absent."""
     trace_ratio: float = Field(default=1.0, ge=0, le=1)
     """Share of traces that start here and are recorded, where otlp_endpoint is set."""
 
@@ -207,7 +222,7 @@ def usage(settings: type[ServiceSettings]) -> str:
     """Returns the help text of a service: every flag, its variable, default and meaning."""
     lines = [f"usage: python -m services.{settings.service()} [--config FILE.toml] [--KEY VALUE ...]", ""]
     for key, field in settings.model_fields.items():
-        default = "required" if field.is_required() else f"default {field.default!r}"
+        default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)!r}"
         lines += [
             f"  --{key.replace('_', '-')}  ({settings.prefix()}{key.upper()}; {default})",
             f"      {' '.join((field.description or '').split())}",

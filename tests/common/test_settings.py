@@ -30,6 +30,8 @@ class SampleSettings(ServiceSettings, env_prefix="IFAB_SAMPLE_"):
     """Somebody else."""
     words: tuple[str, ...] = ()
     """Several words."""
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Several figures."""
     token: SecretStr = Field(default=SecretStr(""), max_length=20)
     """A secret."""
 
@@ -104,6 +106,21 @@ def test_text_becomes_what_the_field_is() -> None:
             "--listen is '50051'; allowed is host:port, such as 127.0.0.1:50051 or [::1]:50051",
         ),
         (["--peer", "h:0"], {}, "--peer is 'h:0'; allowed is host:port with a port from 1 to 65535"),
+        *(
+            (
+                ["--otlp-endpoint", url],
+                {},
+                f"--otlp-endpoint is '{url}'; allowed is http://host:port, or https://host:port for TLS, and nothing "
+                "else",
+            )
+            for url in (
+                "collector:4317",
+                "ftp://collector:4317",
+                "http://collector",
+                "http://collector:0",
+                "http://a:1/v1",
+            )
+        ),
         (["--words", "a b"], {}, "--words is 'a b'; allowed is a valid tuple"),
         (["--words", '["a", 3]'], {}, "--words.1 is 3; allowed is a valid string"),
     ],
@@ -164,6 +181,7 @@ def test_the_help_names_every_key() -> None:
     for key, field in SampleSettings.model_fields.items():
         assert f"--{key.replace('_', '-')}  (IFAB_SAMPLE_{key.upper()}" in text
         assert field.description, key
+    assert "--weights  (IFAB_SAMPLE_WEIGHTS; default {})" in text
     assert "--engine-dir  (IFAB_DEMANDING_ENGINE_DIR; required)" in usage(DemandingSettings)
 
 

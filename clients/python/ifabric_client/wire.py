@@ -46,7 +46,7 @@ def request_message(request: Request, request_id: str, tenant: str) -> pb.Genera
         made.prompt.packed_token_ids = _packed(request.prompt)
     if request.engine_id:
         made.engine.engine_id = request.engine_id
-    values = [(made, "max_tokens", request.max_tokens)]
+    values: list[tuple[Any, str, Any]] = [(made, "max_tokens", request.max_tokens)]
     values += [(made.sampling, name, getattr(request.sampling, name)) for name in _SAMPLING]
     for message, name, value in values:
         if value is not None:
