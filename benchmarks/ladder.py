@@ -3,7 +3,7 @@
 
 `ifab engine ladder` climbs both, turn by turn: the bundled engine through client, broker and worker, and llama.cpp's
 server over OpenAI-compatible HTTP (`benchmarks/llama_server.py`), with as many slots, tokens a sequence and a step, and
-threads. Prompts are random words that share nothing, 32 tokens come out of each.
+threads. Prompts are about 145 tokens of random words, two thirds of them one of four heads; 32 tokens come out of each.
 
     ours_N, theirs_N   tokens/s at N clients
     ours_over_theirs_N

@@ -132,6 +132,8 @@ def load(name: str) -> CardTier:
         NotFoundError: There is no tier of that name.
         FailedPreconditionError: A field of its file is missing, unknown, mistyped or out of range: all are named.
     """
+    if name.startswith(_EMBEDDED):
+        raise NotFoundError(f"tier {name} is no card's: `ifab engine build` makes it without a plan")
     if name not in names():
         raise NotFoundError(f"there is no tier {name}; there are {', '.join(names())}")
     card, _, work = name.rpartition("-")

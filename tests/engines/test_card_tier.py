@@ -100,5 +100,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 
 
 def test_a_tier_that_does_not_exist_is_named_with_those_that_do() -> None:
+    with pytest.raises(NotFoundError, match="tier cpu-generate is no card's: `ifab engine build` makes it"):
+        card_tier.load("cpu-generate")
     with pytest.raises(NotFoundError, match="there is no tier b200-generate; there are ada-24gb-generate, "):
         card_tier.load("b200-generate")
