@@ -147,6 +147,7 @@ def test_a_row_that_cannot_be_sent_is_an_error_in_its_place(door: Door) -> None:
     rows = [Request("before", 2), *(row for row, _ in UNSENDABLE), Request("after", 2)]
     with Client(door.suite.broker) as client:
         first, *between, last = client.bulk("unsendable", rows, engine_id="texts")
+        over_a_stream = sorted(client.run(rows), key=lambda outcome: int(outcome.id))
         for row, field in UNSENDABLE:
             with pytest.raises(CallError) as told:
                 client.generate(row)
@@ -156,6 +157,8 @@ def test_a_row_that_cannot_be_sent_is_an_error_in_its_place(door: Door) -> None:
     errors = [outcome.error for outcome in between]
     assert all(error is not None and error.reason == "INVALID_FIELDS" for error in errors)
     assert [error.violations[0].field for error in errors if error] == [field for _, field in UNSENDABLE]
+    told_there = [outcome.error and outcome.error.violations[0].field for outcome in over_a_stream]
+    assert told_there == [None, *(field for _, field in UNSENDABLE), None]
 
 
 def test_long_rows_do_not_share_a_message_that_is_too_long(door: Door) -> None:

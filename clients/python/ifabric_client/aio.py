@@ -147,8 +147,7 @@ class AsyncClient:
             window: Most requests sent and not ended.
 
         Raises:
-            CallError: the broker was away, or had no room, for longer than `retries` allows; INVALID_ARGUMENT where a
-                request cannot be sent at all.
+            CallError: the broker was away, or had no room, for longer than `retries` allows.
             ValueError: two requests that are open have one id.
         """
 

@@ -16,12 +16,13 @@ from ifabric.broker.v1 import broker_service_pb2 as pb
 from ifabric_client import wire
 from ifabric_client.errors import CallError, of_call
 from ifabric_client.retries import Patience
+from ifabric_client.values import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from ifabric_client.retries import RetryPolicy
-    from ifabric_client.values import Outcome, Request
+    from ifabric_client.values import Request
 
 _REQUESTS_A_MESSAGE = 64
 _BYTES_A_MESSAGE = 1024 * 1024
@@ -44,6 +45,8 @@ class Run:
         self._patience = Patience(policy)
         self._open: dict[str, pb.GenerationRequest] = {}
         self._again: list[pb.GenerationRequest] = []
+        self._unsendable: dict[str, CallError] = {}
+        """Why open requests went without what they hold: the broker refuses them in their place."""
         self._room = asyncio.Condition()
         self._full = False
         """Whether the broker has put a request off: the stream brings no further ones, and a later one begins anew."""
@@ -64,7 +67,8 @@ class Run:
             try:
                 async for message in call:
                     for each in message.outcomes:
-                        outcome = wire.outcome(each.request_id, each)
+                        own = self._unsendable.pop(each.request_id, None)
+                        outcome = Outcome(each.request_id, error=own) if own else wire.outcome(each.request_id, each)
                         if outcome.error is not None and outcome.error.passing:
                             put_off = outcome.error  # nothing is wrong with the request
                             self._full = True
@@ -94,7 +98,13 @@ class Run:
 
     def _messages(self, requests: Iterable[Request]) -> Iterator[pb.GenerationRequest]:
         for position, request in enumerate(requests):
-            yield wire.request_message(request, request.id or str(position), self._tenant)
+            request_id = request.id or str(position)
+            try:
+                message = wire.request_message(request, request_id, self._tenant)
+            except CallError as error:
+                self._unsendable[request_id] = error
+                message = pb.GenerationRequest(request_id=request_id, tenant=self._tenant)
+            yield message
 
     def _next(self, rows: Iterator[pb.GenerationRequest]) -> pb.GenerationRequest | None:
         if self._again:
