@@ -168,6 +168,15 @@ def test_long_rows_do_not_share_a_message_that_is_too_long(door: Door) -> None:
     assert len(outcomes) == 48
 
 
+@pytest.mark.parametrize("token", ["from-a-file\n", "schlüssel"])
+def test_a_token_that_no_header_carries_is_named_without_showing_it(token: str) -> None:
+    with Client("127.0.0.1:1", token=token) as client:
+        for call in (client.engines, lambda: list(client.run([Request("x", 1)])), lambda: client.job("any")):
+            with pytest.raises(ValueError, match="the token holds a character") as told:
+                call()
+            assert token.strip() not in str(told.value)
+
+
 def test_a_closed_client_says_so() -> None:
     client = Client("127.0.0.1:1")
     client.close()

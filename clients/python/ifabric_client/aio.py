@@ -38,7 +38,7 @@ class AsyncClient:
         retries: How long to put up with a broker that is away or has no room.
 
     Raises:
-        ValueError: a token would go to another machine in the clear.
+        ValueError: a token would go to another machine in the clear; of calls, where it holds a line's end or the like.
         OSError: a file of `tls` cannot be read.
     """
 
@@ -235,6 +235,8 @@ class AsyncClient:
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         token = self._current_token()
+        if not (token.isascii() and token.isprintable()):
+            raise ValueError("the token holds a character that no header carries, such as the end of a file's line")
         return (("authorization", f"Bearer {token}"),) if token else ()
 
 
