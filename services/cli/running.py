@@ -107,8 +107,8 @@ def sentence(error: Exception) -> str:
         )
     if isinstance(error, FabricError) and error.message == _NO_METHOD and _latest is not None:
         role, address = _latest
-        other = ", or one that keeps no jobs (its setting `journal` is empty)" if role == BROKER else ""
-        other += ", or of an earlier version"
+        other = ", or one that keeps no jobs (its setting `journal` is empty), or of an earlier version"
+        other = other if role == BROKER else ""
         return f"what answers at {address} is no {role}{other}; name the address of one with --{role}"
     if isinstance(error, FabricError) and len(error.violations) > 1:
         return "; ".join(f"{violation.field}: {violation.description}" for violation in error.violations)
