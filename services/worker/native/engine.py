@@ -280,8 +280,8 @@ def _rows(requests: Sequence[Request]) -> tuple[npt.NDArray[np.void], tuple[obje
 
 
 def _at(memory: npt.NDArray[Any]) -> Any:
-    """Where the first byte of an array lies, as an argument of a call; a quarter of the time of `memory.ctypes`."""
-    return ctypes.byref(ctypes.c_char.from_buffer(memory))
+    """Where the first byte of an array lies, as an argument of a call; less than half the time of `memory.ctypes`."""
+    return ctypes.byref(ctypes.c_char.from_buffer(memory.data))
 
 
 def _document(function: Callable[..., int], *arguments: object) -> dict[str, Any]:
