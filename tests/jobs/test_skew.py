@@ -172,7 +172,7 @@ def test_a_client_and_a_worker_of_this_revision_work_with_an_old_broker(old_brok
     assert report["prompt_tokens_computed"] > 0
     assert report["waiting_s"] is None, "an old broker does not tell"
     assert len(out.read_text().splitlines()) == 20
-    unknown = run("bulk", "analyze", str(rows), *to)
+    unknown = run("explain", "r1", *to)
     assert unknown.returncode == 1
     assert "or of an earlier version" in unknown.stderr
 
