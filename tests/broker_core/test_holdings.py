@@ -201,7 +201,7 @@ def test_a_cordon_does_not_make_the_broker_forget_what_a_node_holds() -> None:
 
 
 def test_what_only_a_full_worker_can_take_waits_for_it() -> None:
-    """Or it would go to and fro between the two, and the broker would do nothing else."""
+    """Or it would go from the one to the other and back, and the broker would do nothing else."""
     bench = Bench()
     large = bench.worker("large", tokens=300)
     bench.worker("small", tokens=50)
