@@ -38,8 +38,9 @@ up: engine ## Keep the three services up and print grpcurl lines.
 
 test: test-native test-python ## Run the tests of every part, native and Python.
 
-test-native: engine ## Run the native tests, plain and under the address and undefined-behaviour sanitizers.
-	@scripts/native test dev asan
+test-native: engine ## Run the native tests under the address and undefined-behaviour sanitizers, and what these change without.
+	@scripts/native optimised
+	@scripts/native test asan
 
 test-threads: build ## Run the test of five threads at once under the thread sanitizer.
 	@scripts/native threads
