@@ -28,8 +28,8 @@ def test_every_field_of_a_request_can_be_said() -> None:
             "id": "a", "prompt": "Hello", "max_tokens": 8, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1,
             "repetition_penalty": 1.1, "presence_penalty": 0.25, "frequency_penalty": -0.5, "seed": 7, "stop": "\n",
             "stop_token_ids": [2, 5], "ignore_end": True, "samples": 2, "logprobs": True, "prompt_logprobs": True,
-            "return_token_ids": True, "priority": -3, "tenant": "t", "cache_salt": "s", "engine_id": "e",
-            "engine_digest": "d",
+            "return_token_ids": True, "omit_payload": True, "priority": -3, "tenant": "t", "cache_salt": "s",
+            "engine_id": "e", "engine_digest": "d",
         }
     )  # fmt: skip
     assert isinstance(row, Row)
