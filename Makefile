@@ -8,7 +8,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 bin := .venv/bin
 cores := $(shell nproc)
-# Tests of processes wait for one another much of the time.
+# End-to-end tests wait for processes much of the time.
 workers := $(shell expr $(cores) + 1)
 engine := build/engines/smollm2-135m
 native_sources = $(shell git ls-files 'native/*.h' 'native/*.c' 'native/*.cpp')
@@ -52,7 +52,7 @@ test-python: engine ## Run the Python tests, end-to-end ones included.
 	@scripts/grpcurl
 	@scripts/tritonclient
 	@scripts/kustomize
-	@$(bin)/pytest -m "not slow and not gpu and not k8s and not e2e" -n $(workers) --dist worksteal
+	@$(bin)/pytest -m "not slow and not gpu and not k8s and not e2e" -n $(cores) --dist worksteal
 	@$(bin)/pytest -m "e2e and not slow and not gpu and not k8s" -n $(workers) --dist loadfile
 
 chaos: build ## Do to a whole suite what public reports describe of others, and a short soak.
