@@ -121,7 +121,9 @@ class PostgresServer:
             check=False,
             **who,
         )
-        assert done.returncode == 0, f"{program} ended with status {done.returncode}: {done.stdout}"
+        log = self._data.parent / "log"
+        said = done.stdout or (log.read_text("utf-8", "replace")[-2000:] if log.exists() else "")
+        assert done.returncode == 0, f"{program} ended with status {done.returncode}: {said}"
 
 
 def _other_user() -> pwd.struct_passwd:
