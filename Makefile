@@ -8,8 +8,6 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 bin := .venv/bin
 cores := $(shell nproc)
-# End-to-end tests wait for processes much of the time.
-workers := $(shell expr $(cores) + 1)
 engine := build/engines/smollm2-135m
 native_sources = $(shell git ls-files 'native/*.h' 'native/*.c' 'native/*.cpp')
 python_sources := services engines benchmarks tests examples clients
@@ -53,7 +51,7 @@ test-python: engine ## Run the Python tests, end-to-end ones included.
 	@scripts/tritonclient
 	@scripts/kustomize
 	@$(bin)/pytest -m "not slow and not gpu and not k8s and not e2e" -n $(cores) --dist worksteal
-	@$(bin)/pytest -m "e2e and not slow and not gpu and not k8s" -n $(workers) --dist loadfile
+	@$(bin)/pytest -m "e2e and not slow and not gpu and not k8s" -n $(cores) --dist loadfile
 
 chaos: build ## Do to a whole suite what public reports describe of others, and a short soak.
 	@$(bin)/pytest tests/chaos -n0 --timeout 300
