@@ -294,6 +294,7 @@ class JobFeed:
         try:
             row.transcript.write_result(end, made.finished)
         except Exception:
+            # Whatever it was, the row ends with an error of its own, and its neighbours go on.
             _log.exception("row.result_failed", job=self.job.job_id, row=row.row)
             self._end_badly(row.row, row.row_id, row.group, InternalError("the result could not be written"))
             return
