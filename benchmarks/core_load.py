@@ -24,7 +24,9 @@ _DIGESTS = frozenset({DIGEST})
 
 def engine_facts(vocabulary: int, block_tokens: int) -> EngineFacts:
     """An engine with so large a vocabulary and blocks."""
-    return EngineFacts(DIGEST, vocabulary, block_tokens, slots=256, step_token_budget=1 << 16, longest_step_s=10.0)
+    return EngineFacts(
+        DIGEST, "load", vocabulary, block_tokens, slots=256, step_token_budget=1 << 16, longest_step_s=10.0
+    )
 
 
 class Silence:

@@ -178,7 +178,7 @@ class Fabric:
         self._attempts: dict[int, tuple[Worker, Attempt]] = {}
         card = cards[0]
         facts = EngineFacts(
-            DIGEST, VOCABULARY, card.block_tokens, card.slots, card.step_token_budget, longest_step_s=10.0
+            DIGEST, "virtual", VOCABULARY, card.block_tokens, card.slots, card.step_token_budget, longest_step_s=10.0
         )
         self.decision.learn_engine(facts)
         self._workers: list[Worker] = []

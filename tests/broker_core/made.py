@@ -30,7 +30,7 @@ _ids = itertools.count()
 
 
 def facts(digest: str = DIGEST, *, block_tokens: int = BLOCK, slots: int = 8, budget: int = 64) -> EngineFacts:
-    return EngineFacts(digest, 1000, block_tokens, slots, budget, 1.0)
+    return EngineFacts(digest, f"engine-{digest[0]}", 1000, block_tokens, slots, budget, 1.0)
 
 
 class RecordingSink:

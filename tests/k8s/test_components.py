@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 Object = dict[str, Any]
 
+RULES = ROOT / "deploy" / "observability" / "prometheus" / "ifabric.rules.yaml"
+FIGURE = "ifabric:queue_depth:tier"
+"""What autoscalers look at, by tier."""
+
 TEXT = {"type": "string", "minLength": 1}
 NAMED = {"type": "object", "required": ["name"], "properties": {"name": TEXT}}
 
@@ -109,8 +113,7 @@ def test_objects_of_operators_have_their_form(objects: list[Object]) -> None:
 
 
 def test_every_service_is_scraped_under_the_name_that_alerts_know(objects: list[Object]) -> None:
-    rules = (ROOT / "deploy" / "observability" / "prometheus" / "ifabric.rules.yaml").read_text()
-    named = set(re.findall(r"ifabric-[a-z]+", rules))
+    named = set(re.findall(r"ifabric-[a-z]+", RULES.read_text()))
     scraped = set()
     templates = [each["spec"]["template"] for each in of(objects, "Deployment")]
     for monitor in of(objects, "PodMonitor"):
@@ -127,22 +130,38 @@ def test_every_service_is_scraped_under_the_name_that_alerts_know(objects: list[
 
 def test_the_alerts_are_those_of_the_rule_file(objects: list[Object]) -> None:
     [rule] = of(objects, "PrometheusRule")
-    source = ROOT / "deploy" / "observability" / "prometheus" / "ifabric.rules.yaml"
-    assert rule["spec"] == yaml.safe_load(source.read_text()), "run scripts/kube/rules"
+    assert rule["spec"] == yaml.safe_load(RULES.read_text()), "run scripts/kube/rules"
 
 
-def test_tiers_grow_with_the_requests_that_wait(objects: list[Object]) -> None:
-    metric = names.BROKER_QUEUE_DEPTH.name.replace(".", "_")
+def test_the_figure_of_a_tier_is_made_of_metrics_that_there_are() -> None:
+    [rule] = re.findall(r"record: ifabric:queue_depth:tier\n +expr: >-\n((?: {10}.+\n)+)", RULES.read_text())
+    exported = {metric.name.replace(".", "_"): metric for metric in names.all_metrics()}
+    figures = [exported[name] for name in re.findall(r"ifabric_\w+", rule)]
+    assert figures == [names.BROKER_QUEUE_DEPTH, names.ENGINE_ACTIVE]
+    assert all("engine" in metric.labels for metric in figures)
+
+
+def test_the_adapter_serves_the_figure_under_the_name_that_autoscalers_ask_for() -> None:
+    document = yaml.safe_load((ROOT / "deploy/observability/prometheus-adapter/ifabric.yaml").read_text())
+    [rule] = document["externalRules"]
+    assert rule["seriesQuery"] == FIGURE
+    assert re.sub(rule["name"]["matches"], rule["name"]["as"], FIGURE) == "ifabric_tier_queue_depth"
+
+
+def test_tiers_grow_with_the_requests_that_wait_for_their_engines(objects: list[Object]) -> None:
     workers = {each["metadata"]["name"] for each in of(objects, "Deployment")}
     scaled: list[str] = []
     for each in of(objects, "ScaledObject"):
         [trigger] = each["spec"]["triggers"]
-        assert re.findall(r"ifabric_\w+", trigger["metadata"]["query"]) == [metric]
+        assert trigger["metadata"]["query"] == f'sum({FIGURE}{{tier="{each["metadata"]["labels"]["ifabric/tier"]}"}})'
         assert each["spec"]["minReplicaCount"] <= each["spec"]["maxReplicaCount"]
         scaled.append(each["spec"]["scaleTargetRef"]["name"])
     for each in of(objects, "HorizontalPodAutoscaler"):
         [figure] = each["spec"]["metrics"]
-        assert figure["external"]["metric"]["name"] == metric
+        assert figure["external"]["metric"] == {
+            "name": "ifabric_tier_queue_depth",
+            "selector": {"matchLabels": {"tier": each["metadata"]["labels"]["ifabric/tier"]}},
+        }
         scaled.append(each["spec"]["scaleTargetRef"]["name"])
     assert scaled
     assert len(set(scaled)) == len(scaled), "two autoscalers would fight over a tier"

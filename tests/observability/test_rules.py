@@ -59,7 +59,8 @@ def share(part: str, whole: str, bad: int) -> Case:
 
 _FAILED = 'ifabric_broker_requests_total{lane="bulk",outcome="failed"}'
 _FINISHED = 'ifabric_broker_requests_total{lane="bulk",outcome="finished"}'
-_IDLE, _DEPTH = "ifabric_worker_engine_idle_duration_seconds_total", 'ifabric_broker_queue_depth{lane="bulk"}'
+_IDLE, _BUSY = (f'ifabric_worker_engine_idle_duration_seconds_total{{engine="{engine}"}}' for engine in ("e", "f"))
+_DEPTH, _OTHER = (f'ifabric_broker_queue_depth{{lane="bulk",engine="{engine}"}}' for engine in ("e", "f"))
 _ACCEPTED = 'ifabric_provisioner_nodes{state="accepted"}'
 
 CASES: dict[str, Case] = {
@@ -73,7 +74,11 @@ CASES: dict[str, Case] = {
     ),
     "IfabricEngineStalled": jump('ifabric_worker_engine_stalls_total{engine="e"}'),
     "IfabricEngineHeldBack": level('ifabric_worker_engine_held_back{engine="e"}', 1, 0),
-    "IfabricEngineIdleWhileWorkWaits": ({_IDLE: "0+25x120", _DEPTH: "5x120"}, {_IDLE: "0+25x120", _DEPTH: "0x120"}),
+    # Work that waits for another engine than the idle one is none of its business.
+    "IfabricEngineIdleWhileWorkWaits": (
+        {_IDLE: "0+25x120", _DEPTH: "5x120"},
+        {_IDLE: "0+25x120", _BUSY: STEADY, _DEPTH: "0x120", _OTHER: "5x120"},
+    ),
     "IfabricPoolTooSmall": share(
         'ifabric_worker_engine_progress_only_steps_total{engine="e"}',
         'ifabric_worker_engine_steps_total{engine="e"}',
@@ -81,7 +86,7 @@ CASES: dict[str, Case] = {
     ),
     "IfabricPayloadsMissing": jump('ifabric_worker_engine_payload_failures_total{engine="e"}'),
     "IfabricFirstTokenSlow": slow(_FIRST, "5", 'lane="interactive"'),
-    "IfabricQueueWaitLong": slow(_WAIT, "2.5", 'lane="interactive"'),
+    "IfabricQueueWaitLong": slow(_WAIT, "2.5", 'lane="interactive",engine="e"'),
     "IfabricRequestsFail": share(_FAILED, _FINISHED, 5),
     # No status is exported before its first call, of which `increase` alone would not know.
     "IfabricInternalErrors": (
@@ -153,6 +158,42 @@ def test_each_alert_fires_when_it_should_and_is_quiet_otherwise(tmp_path: Path) 
     # JSON is YAML: nothing more is needed to write it.
     file = tmp_path / "test.yaml"
     file.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "30s", "tests": tests}))
+    done = promtool("test", "rules", str(file))
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+
+
+def test_a_tier_sees_what_waits_for_the_engines_that_its_workers_serve(tmp_path: Path) -> None:
+    """Two brokers, two engines; one tier serves one of them, another serves both, one pod of it no longer."""
+    depth, active = "ifabric_broker_queue_depth", "ifabric_worker_engine_active"
+    series = {
+        f'{depth}{{instance="b1",lane="bulk",engine="e"}}': "5x120",
+        f'{depth}{{instance="b1",lane="interactive",engine="e"}}': "1x120",
+        f'{depth}{{instance="b2",lane="bulk",engine="e"}}': "10x120",
+        f'{depth}{{instance="b2",lane="bulk",engine="f"}}': "100x120",
+        f'{depth}{{instance="b2",lane="bulk",engine="of-no-tier"}}': "1000x120",
+        f'{active}{{instance="w1",tier="one",engine="e"}}': "0x120",
+        f'{active}{{instance="w2",tier="one",engine="e"}}': "3x120",
+        f'{active}{{instance="w3",tier="two",engine="e"}}': "1x120",
+        f'{active}{{instance="w4",tier="two",engine="f"}}': "1x110 _x10",
+        f'{active}{{instance="w5",tier="three",engine="f"}}': "1x60 _x60",
+        f'{active}{{instance="w6",engine="of-no-tier"}}': "1x120",
+    }
+    wanted = [("one", 16), ("two", 116)]
+    case = {
+        "interval": "30s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": "ifabric:queue_depth:tier",
+                "eval_time": "60m",
+                "exp_samples": [
+                    {"labels": f'ifabric:queue_depth:tier{{tier="{tier}"}}', "value": value} for tier, value in wanted
+                ],
+            }
+        ],
+    }
+    file = tmp_path / "test.yaml"
+    file.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "30s", "tests": [case]}))
     done = promtool("test", "rules", str(file))
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
 

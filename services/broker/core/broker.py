@@ -103,7 +103,7 @@ class Broker:
         if rows is not None:
             self.decision.requests.on_end = rows.ended
         self.catalog = EngineCatalog(settings.nobody_limit_s, self._channels)
-        self._metrics = CoreMetrics(telemetry, self.decision)
+        self._metrics = CoreMetrics(telemetry, self.decision, self.catalog)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class Broker:
             batches.setdefault(attempt.worker, []).append(attempt)
             record_dispatch(self._tracer, attempt, now)
             if attempt.number == 1:
-                self._metrics.waited(attempt.entry.work.lane, now - attempt.entry.arrived)
+                self._metrics.waited(attempt, now)
         for worker, attempts in batches.items():
             self._send(self._link_of[worker], attempts)
         for worker, handles in decision.take_cancels():

@@ -21,7 +21,7 @@ from services.common import reasons
 from services.common.errors import FabricError, FailedPreconditionError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -54,6 +54,11 @@ class Decision:
         self.speeds = SpeedBook()
         self.draining = False
         """Whether new work is refused."""
+
+    @property
+    def engines(self) -> Mapping[str, EngineFacts]:
+        """Facts of every engine heard of, by digest."""
+        return self._engines
 
     # -- from the front door ---------------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ class EngineFacts:
     """What scheduling needs of an engine's contract."""
 
     digest: str
+    engine_id: str
+    """The name that people know it by; several digests may have one."""
     vocab_size: int
     block_tokens: int
     """Tokens of one KV block; 0 without a cache, and then nothing is shared."""
@@ -41,6 +43,7 @@ class EngineFacts:
         limits = contract.limits
         return cls(
             digest=digest,
+            engine_id=contract.engine_id,
             vocab_size=contract.model.vocab_size,
             block_tokens=limits.kv_block_tokens.value,
             slots=limits.slots,

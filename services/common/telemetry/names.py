@@ -188,14 +188,20 @@ WORKER_STREAMS = Metric("ifabric.worker.streams", Kind.UP_DOWN, "{stream}", "Ope
 
 # Broker
 BROKER_QUEUE_DEPTH = Metric(
-    "ifabric.broker.queue.depth", Kind.GAUGE, "{request}", "Requests accepted and not yet dispatched.", ("lane",)
+    "ifabric.broker.queue.depth",
+    Kind.GAUGE,
+    "{request}",
+    "Requests accepted and not yet dispatched, at the engine that will run them; those that several engines may run "
+    "are divided among these by how many workers serve each.",
+    ("lane", "engine"),
 )
 BROKER_QUEUE_WAIT = Metric(
     "ifabric.broker.queue.wait.duration",
     Kind.HISTOGRAM,
     "s",
-    "Time from acceptance to the first dispatch; of bulk work every 32nd request is recorded.",
-    ("lane",),
+    "Time from acceptance to the first dispatch, by the engine that it went to; of bulk work every 32nd request is "
+    "recorded.",
+    ("lane", "engine"),
     WAIT_SECONDS,
 )
 BROKER_REQUEST_DURATION = Metric(
