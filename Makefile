@@ -56,8 +56,9 @@ test-python: engine ## Run the Python tests, end-to-end ones included.
 chaos: build ## Do to a whole suite what public reports describe of others, and a short soak.
 	@$(bin)/pytest tests/chaos -n0 --timeout 300
 
-soak: build ## Run REQUESTS (10^7) in scaled time for SECONDS (180) at most, while workers die; the last line is JSON.
-	@$(bin)/python -m tests.chaos.soak --requests $(or $(REQUESTS),10000000) --seconds $(or $(SECONDS),180)
+soak: build ## Run REQUESTS (10^7) against SUITES (1) on CORES for SECONDS (180) at most, while workers die; writes OUT.
+	@$(bin)/python -m tests.chaos.soak --requests $(or $(REQUESTS),10000000) --seconds $(or $(SECONDS),180) \
+	  --suites $(or $(SUITES),1) $(if $(CORES),--cores $(CORES)) $(if $(OUT),--out $(OUT))
 
 test-long: engine ## Run what is too long for `make test`, the thread sanitizer included.
 	@IFAB_TEST_LONG=1 TEST_LIMIT_S=1800 scripts/native test dev tsan

@@ -11,7 +11,6 @@ import asyncio
 import os
 import re
 import signal
-import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -26,6 +25,7 @@ from ifabric.broker.v1 import broker_service_pb2
 from services.common.errors import AlreadyExistsError, FabricError, InvalidArgumentError
 from services.common.rpc import channel
 from tests.chaos.client import client_of, request
+from tests.chaos.metrics import scraped, text_of
 from tests.jobs.running import ENGINE, Fabric
 from tests.support.processes import ROOT
 from tests.support.waiting import wait_until
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.chaos.client import Outcome
-    from tests.jobs.running import Service
 
 pytestmark = pytest.mark.e2e
 
@@ -57,19 +56,6 @@ def finished(outcomes: dict[str, list[Outcome]]) -> set[str]:
 
 def failed(outcomes: dict[str, list[Outcome]]) -> dict[str, FabricError]:
     return {name: only for name, (only,) in outcomes.items() if isinstance(only, FabricError)}
-
-
-def scraped(service: Service, name: str) -> float:
-    """Sum over the labels of a metric."""
-    text = text_of(service)
-    return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, flags=re.MULTILINE))
-
-
-def text_of(service: Service) -> str:
-    """What the metrics endpoint shows."""
-    assert service.process is not None
-    with urllib.request.urlopen(f"http://{service.process.metrics}/metrics", timeout=5) as answer:
-        return str(answer.read().decode())
 
 
 def in_flight(fabric: Fabric) -> dict[str, int]:
