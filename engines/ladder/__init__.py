@@ -4,6 +4,7 @@
     plan        what is measured, and when it ends early
     climbing    the measuring
     rung        what one rung was
+    company     clients of another engine that works meanwhile
     workload    prompts where nobody brings any
     report      table, page, and the document beside the engine
 

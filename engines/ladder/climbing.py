@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engines.ladder.company import PAUSE_S
 from engines.ladder.plan import CLOSED, LadderPlan
 from engines.ladder.rung import Rung, Tally
 from engines.targets.target import allow_connections
@@ -18,10 +19,8 @@ from services.common.errors import FabricError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from engines.ladder.company import Company
     from engines.targets.target import Target
-
-_PAUSE_S = 0.2
-"""Time that a client which met an error waits, so that a server that refuses is not stormed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,7 @@ async def climb(
     plan: LadderPlan,
     *,
     on_rung: Callable[[Rung], None] = ignore,
+    company: Company | None = None,
 ) -> Ladder:
     """Measures all rungs.
 
@@ -58,6 +58,7 @@ async def climb(
         prompts: Taken in turn; not empty.
         plan: What is measured.
         on_rung: Told each rung as it ends.
+        company: Clients of another engine that work meanwhile, where there are any.
 
     Raises:
         InvalidArgumentError: The plan cannot be.
@@ -68,7 +69,7 @@ async def climb(
     allow_connections(plan.connections)
     rungs: list[Rung] = []
     ended = ""
-    climber = _Climber(target, prompts, plan)
+    climber = _Climber(target, prompts, plan, company)
     for level in plan.rungs:
         rung = await climber.measure(level)
         rungs.append(rung)
@@ -92,6 +93,8 @@ def _reason_to_end(rung: Rung, plan: LadderPlan) -> str:
             f"at {rung.level:g}, one request in a hundred waited {rung.first_token.p99:.1f} s or longer for its first "
             f"token; {plan.first_token_max_s:g} s are allowed"
         )
+    if rung.company is not None and rung.company.finished == 0:
+        return f"at {rung.level:g}, no request of the other engine's clients ended within {rung.measured_s:g} s"
     if rung.finished == 0:
         return f"at {rung.level:g}, no request ended within {rung.measured_s:g} s"
     if rung.cut:
@@ -100,7 +103,8 @@ def _reason_to_end(rung: Rung, plan: LadderPlan) -> str:
 
 
 class _Climber:
-    def __init__(self, target: Target, prompts: Sequence[str], plan: LadderPlan) -> None:
+    def __init__(self, target: Target, prompts: Sequence[str], plan: LadderPlan, company: Company | None) -> None:
+        self._company = company
         self._target = target
         self._prompts = itertools.cycle(prompts)
         self._plan = plan
@@ -120,8 +124,11 @@ class _Climber:
         try:
             await asyncio.sleep(self._plan.warmup_s)
             tally.begin = time.monotonic()
+            before = self._company.done() if self._company else None
             await asyncio.sleep(self._plan.rung_s)
             tally.over(time.monotonic())
+            if self._company and before:
+                tally.company = self._company.done().since(before)
             stop.set()
             await self._drain(flying, tally)
         finally:
@@ -142,7 +149,7 @@ class _Climber:
             task = self._launch(tally, flying)
             await asyncio.wait((task,))
             if tally.errors.total() > failed:
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(PAUSE_S)
 
     async def _arrivals(self, rate: float, tally: Tally, stop: asyncio.Event, flying: set[asyncio.Task[None]]) -> None:
         """Requests of an open loop, at times that are due whatever became of those before."""

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 KIND: Final = "ladder"
 COLUMNS: Final = (
     "level", "tokens/s", "requests/s", "first token p50", "p99", "between tokens p50", "p99", "failed", "shed", "cut",
-    "waiting",
+    "waiting", "beside",
 )  # fmt: skip
 
 
 def row(rung: Rung) -> tuple[str, ...]:
-    """The cells of one rung, as COLUMNS calls them; times in milliseconds."""
+    """The cells of one rung, as COLUMNS calls them: times in milliseconds, `beside` the other engine's tokens/s."""
     return (
         f"{rung.level:g}",
         f"{rung.tokens_per_s:,.1f}",
@@ -40,7 +40,15 @@ def row(rung: Rung) -> tuple[str, ...]:
         str(rung.shed),
         str(rung.cut),
         str(rung.waiting),
+        _beside(rung),
     )
+
+
+def _beside(rung: Rung) -> str:
+    if rung.company is None:
+        return "-"
+    failed = f", {rung.company.failed} failed" if rung.company.failed else ""
+    return f"{rung.company_tokens_per_s:,.1f}{failed}"
 
 
 def summary(ladders: Mapping[str, Ladder]) -> str:
@@ -68,6 +76,7 @@ def document(ladders: Mapping[str, Ladder]) -> dict[str, Any]:
                     "tokens_per_s": rung.tokens_per_s,
                     "requests_per_s": rung.requests_per_s,
                     "error_share": rung.error_share,
+                    "company_tokens_per_s": rung.company_tokens_per_s,
                 }
                 for rung in ladder.rungs
             ],
@@ -127,6 +136,8 @@ def write_evidence(ladders: Mapping[str, Ladder], engine: Path, html: bytes, com
                 evidence.Figure(f"{where}.per_token_p99", rung.per_token.p99, "s"),
                 evidence.Figure(f"{where}.failed", rung.failed, "1"),
             ]
+            if rung.company is not None:
+                figures.append(evidence.Figure(f"{where}.company_tokens_per_s", rung.company_tokens_per_s, "1/s"))
     ended = [
         evidence.EvidenceFinding(plain(name), plain(ladder.ended), command)
         for name, ladder in ladders.items()

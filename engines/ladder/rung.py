@@ -12,6 +12,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from engines.ladder.company import Done
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -53,6 +55,13 @@ class Rung:
     first_token: Spread
     per_token: Spread
     """Mean time between tokens of a request, over requests."""
+    company: Done | None = None
+    """What clients of another engine got in that time; None where none had any."""
+
+    @property
+    def company_tokens_per_s(self) -> float:
+        """Throughput of the other engine in tokens; 0 where it has no clients."""
+        return self.company.tokens / self.measured_s if self.company else 0.0
 
     @property
     def tokens_per_s(self) -> float:
@@ -93,6 +102,7 @@ class Tally:
     waiting_since: dict[int, float] = field(default_factory=dict)
     """When each request was sent that has no token yet, by a number of its own."""
     still_waiting: int = 0
+    company: Done | None = None
 
     def over(self, now: float) -> None:
         """The time is over: who waits, waited so long at least."""
@@ -117,4 +127,5 @@ class Tally:
             self.still_waiting,
             Spread.of(self.first_token_s),
             Spread.of(self.per_token_s),
+            self.company,
         )

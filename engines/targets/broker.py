@@ -40,6 +40,11 @@ class Timed:
         return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else 0.0
 
 
+def _tokens_in(message: broker_service_pb2.GenerateStreamResponse) -> int:
+    """Tokens that came with it; its end carries those that no delta had told."""
+    return len(message.delta.token_ids) + sum(len(sample.token_ids) for sample in message.finished.samples)
+
+
 class BrokerTarget:
     """One engine behind a broker.
 
@@ -80,8 +85,8 @@ class BrokerTarget:
         try:
             with translated():
                 async for message in call:
-                    if message.delta.token_ids:
-                        on_tokens(len(message.delta.token_ids))
+                    if tokens := _tokens_in(message):
+                        on_tokens(tokens)
         finally:
             call.cancel()
 
@@ -102,11 +107,11 @@ class BrokerTarget:
         try:
             with translated():
                 async for message in call:
-                    text += message.delta.text
-                    if message.delta.token_ids:
+                    text += message.delta.text + "".join(sample.text for sample in message.finished.samples)
+                    if came := _tokens_in(message):
                         last = time.monotonic()
                         first = first if tokens else last
-                        tokens += len(message.delta.token_ids)
+                        tokens += came
                     if message.HasField("finished"):
                         reason = message.finished.samples[0].finish_reason
         finally:

@@ -15,6 +15,7 @@ import pytest
 
 from engines.ladder import report, workload
 from engines.ladder.climbing import Ladder, climb
+from engines.ladder.company import Company
 from engines.ladder.plan import OPEN, LadderPlan
 from engines.ladder.rung import Spread, Tally
 from engines.plots.svg import Chart
@@ -139,6 +140,31 @@ async def test_kserve_servers(streams: bool) -> None:
     assert server.requests[0].model_name == "llama"
 
 
+async def test_clients_of_another_engine_are_counted_while_a_rung_is_measured() -> None:
+    async with openai_server() as server, openai_server(drops=True) as broken:
+        async with Company(OpenAiTarget(server.url), ["x"], clients=3, max_tokens=8) as company:
+            result = await climb(OpenAiTarget(server.url), ["y"], quick(1, 2), company=company)
+            whole = company.done()
+        async with Company(OpenAiTarget(broken.url), ["x"], clients=2, max_tokens=8) as company:
+            useless = await climb(OpenAiTarget(server.url), ["y"], quick(1, 2), company=company)
+    shares = [rung.company for rung in result.rungs if rung.company is not None]
+    assert [(share.clients, share.errors) for share in shares] == [(3, {}), (3, {})]
+    assert all(share.tokens >= 8 * (share.finished - 3) > 0 for share in shares)
+    assert sum(share.tokens for share in shares) < whole.tokens, "what came before and between rungs counts for none"
+    assert report.row(result.rungs[0])[-1] == f"{result.rungs[0].company_tokens_per_s:,.1f}"
+    assert len(useless.rungs) == 1
+    assert "the other engine's clients" in useless.ended
+    assert useless.rungs[0].company is not None
+    assert set(useless.rungs[0].company.errors) == {"PEER_UNREACHABLE"}
+    assert report.row(useless.rungs[0])[-1].endswith(f", {useless.rungs[0].company.failed} failed")
+
+
+def test_a_resident_engine_that_is_to_work_must_be_there() -> None:
+    done = suite.run("engine", "ladder", "--broker", "127.0.0.1:1", "--resident-clients", "4")
+    assert done.returncode == 2
+    assert "no --resident engine" in done.stderr
+
+
 def test_plans_that_cannot_be() -> None:
     for plan, field in (
         (LadderPlan(()), "rungs"),
@@ -201,20 +227,28 @@ def test_two_thousand_clients(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.timeout(450)
-def test_an_engine_alone_and_beside_a_resident_one(tmp_path: Path) -> None:
+def test_an_engine_alone_and_beside_one_that_works(tmp_path: Path) -> None:
     engine, other = tmp_path / "engine", tmp_path / "other"
     write_simulated_engine(engine, time_mode="real")
-    write_simulated_engine(other, engine_id="resident")
+    write_simulated_engine(other, engine_id="resident", time_mode="real")
     done = suite.run(
         "engine", "ladder", str(engine), "--rungs", "1,8", "--rung-s", "1", "--warmup-s", "0.5", "-n", "4",
-        "--resident", str(other), "--html", str(tmp_path / "ladder.html"), "--json", within_s=200,
+        "--resident", str(other), "--resident-clients", "2", "--html", str(tmp_path / "ladder.html"), "--json",
+        within_s=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    for name in ("alone", "with a resident engine"):
+    for name in ("alone", "beside a busy engine"):
         assert [rung["level"] for rung in said[name]["rungs"]] == [1, 8], said[name]["ended"]
         assert all(rung["finished"] > 0 for rung in said[name]["rungs"])
         assert all(rung["errors"] == {} for rung in said[name]["rungs"]), said
+        assert all(rung["tokens"] >= 4 * (rung["finished"] - rung["level"]) for rung in said[name]["rungs"]), said
+    assert [rung["company"] for rung in said["alone"]["rungs"]] == [None, None]
+    for rung in said["beside a busy engine"]["rungs"]:
+        company = rung["company"]
+        assert (company["clients"], company["errors"]) == (2, {})
+        assert company["tokens"] >= 4 * (company["finished"] - 2) > 0
+        assert rung["company_tokens_per_s"] == company["tokens"] / rung["measured_s"]
     assert (tmp_path / "ladder.html").read_text().count("<svg") == 3
     assert len(list((tmp_path / "engine.evidence").glob("ladder-*.json"))) == 1
 

@@ -20,13 +20,18 @@ from services.common.errors import UnavailableError
 from services.common.rpc import channel as plain_channel
 
 if TYPE_CHECKING:
+    import grpc
+
     from engines.ladder.climbing import Ladder
     from engines.ladder.plan import LadderPlan
     from engines.ladder.rung import Rung
+    from engines.targets.broker import BrokerTarget
     from engines.targets.target import Target
 
 _ALONE = "alone"
 _SHARED = "with a resident engine"
+_BUSY = "beside a busy engine"
+_CLIENTS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,8 @@ class _Command:
     model: str
     streams: bool
     resident: Path | None
+    resident_clients: int
+    """That keep the resident engine busy; 0: it is loaded and idle."""
     prompts: Path | None
     request_s: float
     start_limit_s: float
@@ -78,6 +85,16 @@ def ladder(
     resident: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Climb again with this engine loaded on the same machine.")
     ] = None,
+    resident_clients: Annotated[
+        int,
+        typer.Option(
+            "--resident-clients",
+            metavar="N",
+            min=0,
+            max=_CLIENTS_MAX,
+            help="Clients that keep the resident engine busy meanwhile; idle where absent.",
+        ),
+    ] = 0,
     error_share: Annotated[
         float, typer.Option("--error-share", min=0, max=1, help="Share of failed requests that ends the climb.")
     ] = 0.05,
@@ -124,9 +141,12 @@ def ladder(
     }  # fmt: skip
     if sum(bool(each) for each in named.values()) != 1:
         raise typer.BadParameter(f"name one thing to measure: one of {', '.join(named)}")
+    if resident_clients and resident is None:
+        raise typer.BadParameter("there is no --resident engine to keep busy", param_hint="--resident-clients")
     words = ["ifab", "engine", "ladder", *(str(engine),) * bool(engine)]
     for flag, value in (("--broker", broker), ("--openai", openai), ("--kserve", kserve), ("--resident", resident)):
         words += [flag, str(value)] if value else []
+    words += ["--resident-clients", str(resident_clients)] if resident_clients else []
     words += ["--model", model] if openai or kserve else []
     words += ["--whole"] if kserve and whole else []
     words += ["--rungs", rungs, *(["--open"] if open_loop else []), "--max-tokens", str(max_tokens)]
@@ -145,7 +165,18 @@ def ladder(
     ):
         words += [flag, f"{limit:g}"] if limit != usual else []
     command = _Command(
-        engine, broker, openai, kserve, model, not whole, resident, prompts, request_s, start_limit, tuple(words)
+        engine,
+        broker,
+        openai,
+        kserve,
+        model,
+        not whole,
+        resident,
+        resident_clients,
+        prompts,
+        request_s,
+        start_limit,
+        tuple(words),
     )
     run(_measure(command, plan, html, evidence, as_json), as_json=as_json)
 
@@ -157,7 +188,8 @@ async def _measure(command: _Command, plan: LadderPlan, html: Path | None, keep:
     plan.check()
     ladders = {_ALONE: await _climb(command, plan, _ALONE, resident=False, quiet=as_json)}
     if command.resident is not None:
-        ladders[_SHARED] = await _climb(command, plan, _SHARED, resident=True, quiet=as_json)
+        name = _BUSY if command.resident_clients else _SHARED
+        ladders[name] = await _climb(command, plan, name, resident=True, quiet=as_json)
     line = command_line(command.words)
     page = report.page(ladders, line)
     if html is not None:
@@ -172,6 +204,7 @@ async def _measure(command: _Command, plan: LadderPlan, html: Path | None, keep:
 async def _climb(command: _Command, plan: LadderPlan, name: str, *, resident: bool, quiet: bool) -> Ladder:
     from engines.ladder import report, workload
     from engines.ladder.climbing import climb
+    from engines.ladder.company import Company
 
     prompts = workload.read_prompts(command.prompts) if command.prompts else workload.synthetic(512)
     told = False
@@ -186,41 +219,56 @@ async def _climb(command: _Command, plan: LadderPlan, name: str, *, resident: bo
         sys.stdout.flush()
 
     async with AsyncExitStack() as stack:
-        target = await _target(command, plan, stack, resident=resident)
+        target, other = await _targets(command, plan, stack, resident=resident)
+        company = None
+        if other is not None and command.resident_clients:
+            company = await stack.enter_async_context(
+                Company(other, prompts, clients=command.resident_clients, max_tokens=plan.max_tokens)
+            )
         try:
-            return await climb(target, prompts, plan, on_rung=tell)
+            return await climb(target, prompts, plan, on_rung=tell, company=company)
         except UnavailableError as error:
             if not command.foreign:
                 raise
             raise CommandError(f"{command.foreign} gives no answer: {error.message}") from error
 
 
-async def _target(command: _Command, plan: LadderPlan, stack: AsyncExitStack, *, resident: bool) -> Target:
+async def _targets(
+    command: _Command, plan: LadderPlan, stack: AsyncExitStack, *, resident: bool
+) -> tuple[Target, BrokerTarget | None]:
+    """What is measured, and the resident engine where there is to be one."""
     from engines.targets.broker import BrokerTarget
     from engines.targets.kserve import KServeTarget
     from engines.targets.openai import OpenAiTarget
 
-    if command.engine is not None:
-        loaded = [command.engine, *([command.resident] if resident and command.resident else [])]
+    other = command.resident if resident else None
+    loaded = [each for each in (command.engine, other) if each is not None]
+    others: BrokerTarget | None = None
+    channels: tuple[grpc.aio.Channel, ...] = ()
+    if loaded:
+        clients = (plan.connections if command.engine else 0) + command.resident_clients
         suite = await stack.enter_async_context(
-            suites.running(loaded, start_limit_s=command.start_limit_s, clients=plan.connections)
+            suites.running(loaded, start_limit_s=command.start_limit_s, clients=max(1, clients))
         )
-        digest = engine_digest(command.engine)
-        if not suite.engines[digest].contract.limits.max_output_tokens:
-            raise CommandError(f"{command.engine} generates nothing, so there are no tokens to count")
-        return BrokerTarget(suite.channels, engine_digest=digest, limit_s=command.request_s)
-    if resident and command.resident is not None:
-        await stack.enter_async_context(suites.running([command.resident], start_limit_s=command.start_limit_s))
+        channels = suite.channels
+        for directory in loaded:
+            idle = directory == other and not command.resident_clients
+            if not idle and not suite.engines[engine_digest(directory)].contract.limits.max_output_tokens:
+                raise CommandError(f"{directory} generates nothing, so there are no tokens to count")
+        if other is not None:
+            others = BrokerTarget(channels, engine_digest=engine_digest(other), limit_s=command.request_s)
+    if command.engine is not None:
+        return BrokerTarget(channels, engine_digest=engine_digest(command.engine), limit_s=command.request_s), others
     if command.broker:
-        channels = await suites.connected(stack, command.broker, plan.connections)
-        return BrokerTarget(channels, limit_s=command.request_s)
+        there = await suites.connected(stack, command.broker, plan.connections)
+        return BrokerTarget(there, limit_s=command.request_s), others
     if command.openai:
-        return OpenAiTarget(command.openai, model=command.model, limit_s=command.request_s)
+        return OpenAiTarget(command.openai, model=command.model, limit_s=command.request_s), others
     count = -(-plan.connections // 256)
     foreign = [await stack.enter_async_context(plain_channel(command.kserve)) for _ in range(count)]
-    return KServeTarget(foreign, model=command.model, streams=command.streams, limit_s=command.request_s)
+    return KServeTarget(foreign, model=command.model, streams=command.streams, limit_s=command.request_s), others
 
 
 def _aligned(cells: tuple[str, ...]) -> str:
-    widths = (8, 10, 11, 16, 10, 20, 10, 8, 6, 6, 8)
+    widths = (8, 10, 11, 16, 10, 20, 10, 8, 6, 6, 8, 10)
     return "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
