@@ -32,12 +32,16 @@ ifab_llama_test(llama_sampler_test)
 ifab_llama_test(llama_chooser_test)
 ifab_llama_test(llama_guide_test)
 target_sources(llama_guide_test PRIVATE llama_schema_test.cpp)
+ifab_llama_test(llama_calls_test nlohmann_json::nlohmann_json)
+target_link_options(llama_calls_test PRIVATE -Wl,--wrap=ggml_backend_sched_graph_compute_async)
 ifab_llama_test(llama_allocation_test)
 target_link_options(llama_allocation_test PRIVATE
   -Wl,--wrap=llama_decode,--wrap=llama_memory_seq_cp,--wrap=llama_memory_seq_rm)
 
-# Not a test: prints figures, for benchmarks/admission.py.
+# Not tests: they print figures, for benchmarks/admission.py and benchmarks/calls.py.
 if(NOT IFAB_SANITIZE)
-  add_executable(llama_admission llama_admission.cpp)
-  target_link_libraries(llama_admission PRIVATE ifab_llama_test_support ifab_options)
+  foreach(program llama_admission llama_calls)
+    add_executable(${program} ${program}.cpp)
+    target_link_libraries(${program} PRIVATE ifab_llama_test_support ifab_options)
+  endforeach()
 endif()

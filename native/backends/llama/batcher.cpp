@@ -18,7 +18,8 @@ Batcher::Batcher(const Config& config, Session& session, PayloadTap* tap)
       heads_(config, session, ledger_, prefixes_),
       jobs_(config, tap != nullptr ? tap->payload_bytes() : 0),
       chooser_(session.vocab_size(), config.threads, config.slots),
-      guidances_(session.token_pieces()) {
+      guidances_(session.token_pieces()),
+      profile_(StepProfile::from_environment()) {
   rows_.reserve(config.step_token_budget);
   chosen_.reserve(config.slots);
   parts_.reserve(config.slots);
@@ -28,16 +29,21 @@ Batcher::Batcher(const Config& config, Session& session, PayloadTap* tap)
 
 StepReport Batcher::step(StepMode mode, Sink& sink) {
   StepReport report;
+  if (profile_) profile_->step_begins();
   if (config_.streams()) {
     step_streams(mode, report, sink);
   } else {
     step_unified(mode, report, sink);
   }
+  if (profile_) profile_->step_ends(jobs_.free_slots() == config_.slots);
   return report;
 }
 
-bool Batcher::decode(StepReport& report) {
-  switch (session_.decode()) {
+bool Batcher::decode(StepProfile::Kind kind, StepReport& report) {
+  if (profile_) profile_->call_begins(kind, session_.rows(), session_.shape());
+  const Session::Outcome outcome = session_.decode();
+  if (profile_) profile_->call_ends();
+  switch (outcome) {
     case Session::Outcome::kDone:
       report.progressed = true;
       return true;
@@ -64,7 +70,11 @@ bool Batcher::admit(const Request& request) {
   }
   // In a unified cache what it shares is bound now, so that it cannot go before the prompt's turn comes and what was
   // promised stays enough.
-  if (!config_.streams()) begin(job);
+  if (config_.streams()) {
+    job.foreseen = prefixes_.longest(request.salt, request.prompt, most_shared(request)).tokens;
+  } else {
+    begin(job, jobs_.lowest_free_sequence());
+  }
   waiting_.remove(request);
   return true;
 }
@@ -83,10 +93,9 @@ uint32_t Batcher::most_shared(const Request& request) const {
   return request.prompt_logprobs ? 0 : whole_blocks(static_cast<uint32_t>(request.prompt.size()) - 1);
 }
 
-void Batcher::begin(Job& job) {
+void Batcher::begin(Job& job, int32_t sequence) {
   const Request& request = *job.request;
   const Prefixes::Match match = prefixes_.longest(request.salt, request.prompt, most_shared(request));
-  const int32_t sequence = jobs_.lowest_free_sequence();
   if (match.tokens > 0) {
     session_.copy(match.sequence, sequence, match.tokens);
     heads_.used(match.sequence);
@@ -311,7 +320,7 @@ Room Batcher::room() const {
     const uint64_t whole = job.request->prompt.size() + job.request->max_tokens;
     promised += config_.streams() ? blocks_for(whole) * job.samples.size() : job.cells_left;
   });
-  for (const Job* job : jobs_.prompts()) next += job->prompt_left();
+  for (const Job* job : jobs_.prompts()) next += job->to_compute();
   for (int32_t id = 0; id < static_cast<int32_t>(config_.slots); ++id) held += blocks_for(ledger_.length(id));
   if (config_.streams()) {
     // Every slot has the cache of a whole sequence, so a free slot is always enough.

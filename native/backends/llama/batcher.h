@@ -3,12 +3,13 @@
 // Continuous batching: which rows a step computes, and what becomes of them.
 //
 // Streams and a unified cache are stepped differently. Between streams the runtime computes several sequences together
-// only where their ids are consecutive and ascending, so a step is one call for each part of a prompt and one for all
-// that generate (batcher_streams.cpp). A unified cache takes all rows of a step in one call, and may have no room for
-// them (batcher_unified.cpp).
+// only where their ids are consecutive and ascending and they have equally many rows, so a step is one call for
+// prompts, or one for each where last bits are promised, and one for all that generate (batcher_streams.cpp). A unified
+// cache takes all rows of a step in one call, and may have no room for them (batcher_unified.cpp).
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "prefixes.h"
 #include "resident_heads.h"
 #include "session.h"
+#include "step_profile.h"
 
 namespace ifab::llama {
 
@@ -45,7 +47,7 @@ class Batcher {
  private:
   // ---- Prompts ----
   // Gives a job its sequence, with what another sequence holds of its prompt.
-  void begin(Job& job);
+  void begin(Job& job, int32_t sequence);
   uint32_t most_shared(const Request& request) const;
   // Adds the next `tokens` tokens of a prompt to the batch, and remembers them as the part that decode() computes.
   struct Part {
@@ -77,8 +79,10 @@ class Batcher {
 
   // ---- Streams ----
   void step_streams(StepMode mode, StepReport& report, Sink& sink);
-  // Fills the batch with parts of prompts that the runtime computes together, `tokens_left` tokens at most.
+  // Fills the batch with one prompt's next part, or with those of several, `tokens_left` tokens at most.
   uint32_t fill_prompt_batch(uint32_t tokens_left);
+  bool computed_together(const Job& job) const;
+  uint32_t prompts_to_begin(uint32_t tokens_left) const;
   uint32_t next_part(const Job& job, uint32_t tokens_left) const;
   void close_gaps();
   void generate_streams(StepReport& report, Sink& sink);
@@ -87,9 +91,10 @@ class Batcher {
   // ---- Unified ----
   void step_unified(StepMode mode, StepReport& report, Sink& sink);
   void fill_unified_batch(uint32_t prompt_tokens);
+  StepProfile::Kind kind_of_batch() const;
 
   // Runs the batch. False where the step is over: no room, or the report says that the engine cannot go on.
-  bool decode(StepReport& report);
+  bool decode(StepProfile::Kind kind, StepReport& report);
 
   const Config& config_;
   Session& session_;
@@ -101,6 +106,7 @@ class Batcher {
   JobTable jobs_;
   Chooser chooser_;
   guide::GuidanceCache guidances_;
+  const std::unique_ptr<StepProfile> profile_;  // null where nobody asked for one
 
   std::vector<Sample*> rows_;         // of the batch, by row; null for a filler
   std::vector<Chooser::Row> chosen_;  // for the samples among them, in order

@@ -24,7 +24,7 @@ void Batcher::step_streams(StepMode mode, StepReport& report, Sink& sink) {
     const uint32_t rows = std::max(taken, static_cast<uint32_t>(jobs_.last_generating() + 1));
     uint32_t left = config_.step_token_budget - std::max(rows, config_.reproducible ? 2u : 0u);
     while (const uint32_t tokens = fill_prompt_batch(left)) {
-      if (!decode(report)) return;
+      if (!decode(StepProfile::Kind::kPrompt, report)) return;
       for (const Part& part : parts_) part_computed(part, report, sink);
       left -= tokens;
     }
@@ -32,23 +32,49 @@ void Batcher::step_streams(StepMode mode, StepReport& report, Sink& sink) {
   if (jobs_.generating() > 0) generate_streams(report, sink);
 }
 
-// One prompt, or several where nothing is promised of their last bits: the runtime computes those together that have
-// consecutive ids and equally many tokens.
+// Whether a prompt may be computed beside others: nothing is promised of its last bits, and no row but its last one is
+// looked at.
+bool Batcher::computed_together(const Job& job) const {
+  return !config_.reproducible && !job.request->prompt_logprobs && tap_ == nullptr;
+}
+
+// How many prompts will begin in a step, as far as is known before it looks for what others hold of them.
+uint32_t Batcher::prompts_to_begin(uint32_t tokens_left) const {
+  uint32_t prompts = 0;
+  for (const Job* job : jobs_.prompts()) {
+    if (tokens_left == 0 || (prompts > 0 && !computed_together(*job))) break;
+    prompts += job->sequence < 0 ? 1 : 0;
+    tokens_left -= std::min(tokens_left, job->to_compute());
+  }
+  return prompts;
+}
+
+// The runtime reads the weights once for sequences of neighbouring ids and equal lengths, so prompts that begin
+// together become neighbours, and all that a step computes of prompts goes into one call, in the order of ids.
 uint32_t Batcher::fill_prompt_batch(uint32_t tokens_left) {
   session_.clear_batch();
   parts_.clear();
+  // Prompts that are computed one by one need no neighbours, and low ids leave the fewest gaps.
+  std::span<const int32_t> ids;
+  if (!config_.reproducible) ids = jobs_.neighbouring_free_sequences(prompts_to_begin(tokens_left));
   uint32_t added = 0;
   for (Job* job : jobs_.prompts()) {
-    const bool several = !config_.reproducible && !job->request->prompt_logprobs && tap_ == nullptr;
-    if (!parts_.empty() && (!several || session_.outputs() == session_.most_outputs())) break;
-    if (job->sequence < 0) begin(*job);
+    const bool together = computed_together(*job);
+    if (!parts_.empty() && (!together || parts_.size() == session_.most_outputs())) break;
+    if (job->sequence < 0) {
+      if (!config_.reproducible && ids.empty()) break;
+      begin(*job, config_.reproducible ? jobs_.lowest_free_sequence() : ids.front());
+      if (!ids.empty()) ids = ids.subspan(1);
+    }
     const uint32_t tokens = next_part(*job, tokens_left - added);
     if (tokens == 0) break;
-    if (!parts_.empty() && (tokens != parts_.back().tokens || job->sequence != parts_.back().job->sequence + 1)) break;
-    parts_.push_back(add_part(*job, tokens));
+    parts_.push_back({job, tokens});
     added += tokens;
-    if (!several) break;
+    if (!together) break;
   }
+  std::sort(parts_.begin(), parts_.end(),
+            [](const Part& a, const Part& b) { return a.job->sequence < b.job->sequence; });
+  for (Part& part : parts_) part = add_part(*part.job, part.tokens);
   if (added > 0) arm_tap(parts_.front());
   return added;
 }
@@ -88,6 +114,7 @@ void Batcher::add_filler(int32_t sequence) {
   session_.add_row(sequence, kFillerToken, session_.length(sequence), false);
   rows_.push_back(nullptr);
   fillers_.push_back(sequence);
+  if (profile_) profile_->filler();
 }
 
 void Batcher::generate_streams(StepReport& report, Sink& sink) {
@@ -106,7 +133,7 @@ void Batcher::generate_streams(StepReport& report, Sink& sink) {
     rows_.push_back(sample);
   }
   if (config_.reproducible && rows_.size() == 1 && session_.length(last) >= kCacheGranule) add_filler(last + 1);
-  const bool done = decode(report);
+  const bool done = decode(StepProfile::Kind::kGenerate, report);
   for (const int32_t sequence : fillers_) session_.trim(sequence, ledger_.length(sequence));
   if (!done) return;
   rows_computed(report, sink);

@@ -21,7 +21,7 @@ void Batcher::step_unified(StepMode mode, StepReport& report, Sink& sink) {
   for (;;) {
     fill_unified_batch(prompt_tokens);
     if (session_.rows() == 0) return;
-    if (decode(report)) break;
+    if (decode(kind_of_batch(), report)) break;
     if (!report.engine_failure.ok()) return;
     if (heads_.give_up_one(waiting_)) continue;
     if (prompt_tokens > 0) {
@@ -40,6 +40,11 @@ void Batcher::step_unified(StepMode mode, StepReport& report, Sink& sink) {
   for (const Part& part : parts_) {
     if (part.job->request != nullptr) part_computed(part, report, sink);
   }
+}
+
+StepProfile::Kind Batcher::kind_of_batch() const {
+  if (parts_.empty()) return StepProfile::Kind::kGenerate;
+  return rows_.empty() ? StepProfile::Kind::kPrompt : StepProfile::Kind::kBoth;
 }
 
 void Batcher::fill_unified_batch(uint32_t prompt_tokens) {

@@ -16,6 +16,7 @@ JobTable::JobTable(const Config& config, uint32_t payload_bytes)
     free_samples_.push_back(&samples_[i]);
   }
   prompts_.reserve(config.slots);
+  neighbours_.reserve(config.slots);
 }
 
 Job& JobTable::take(const Request& request) {
@@ -23,7 +24,7 @@ Job& JobTable::take(const Request& request) {
   free_jobs_.pop_back();
   job.request = &request;
   job.sequence = -1;
-  job.done = job.cached = 0;
+  job.done = job.cached = job.foreseen = 0;
   job.cells_left = 0;
   job.scores.clear();
   job.payload_failure.clear();
@@ -66,6 +67,30 @@ void JobTable::prompt_computed(Job& job) {
 int32_t JobTable::lowest_free_sequence() const {
   const auto place = std::find_if(owners_.begin(), owners_.end(), [](const Owner& owner) { return owner.free(); });
   return static_cast<int32_t>(place - owners_.begin());
+}
+
+std::span<const int32_t> JobTable::neighbouring_free_sequences(uint32_t count) {
+  neighbours_.clear();
+  const auto last = static_cast<int32_t>(owners_.size());
+  // A run that is looked at again has been taken whole: only the last one is taken in part.
+  for (uint32_t left = count; left > 0;) {
+    int32_t best = -1;
+    uint32_t best_length = 0;
+    for (int32_t id = 0; id < last; ++id) {
+      if (!is_free(id)) continue;
+      const int32_t begin = id;
+      while (id < last && is_free(id)) ++id;
+      const auto length = static_cast<uint32_t>(id - begin);
+      if (std::find(neighbours_.begin(), neighbours_.end(), begin) != neighbours_.end()) continue;
+      const bool better = best_length < left ? length > best_length : length >= left && length < best_length;
+      if (better) best = begin, best_length = length;
+    }
+    if (best < 0) break;
+    const uint32_t taken = std::min(left, best_length);
+    for (uint32_t i = 0; i < taken; ++i) neighbours_.push_back(best + static_cast<int32_t>(i));
+    left -= taken;
+  }
+  return neighbours_;
 }
 
 void JobTable::give_sequence(Job& job, int32_t sequence) {

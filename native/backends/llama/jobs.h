@@ -30,6 +30,7 @@ struct Job {
   int32_t sequence = -1;             // that computes the prompt; -1 before it begins and once samples have their own
   uint32_t done = 0;                 // prompt tokens that are in the cache
   uint32_t cached = 0;               // of these, taken from another sequence
+  uint32_t foreseen = 0;             // before it begins: what it could take from another sequence at its admission
   uint64_t cells_left = 0;           // unified: cells that it may still come to take
   std::vector<Sample*> samples;      // those that have not ended
   std::vector<float> scores;
@@ -38,6 +39,8 @@ struct Job {
 
   std::span<const int32_t> prompt() const { return request->prompt; }
   uint32_t prompt_left() const { return static_cast<uint32_t>(request->prompt.size()) - done; }
+  // What of its prompt will be computed, as far as is known.
+  uint32_t to_compute() const { return prompt_left() - (sequence < 0 ? foreseen : 0); }
   // What of its prompt others can start from.
   std::span<const int32_t> shareable() const { return prompt().first(whole_blocks(done)); }
 };
@@ -61,6 +64,9 @@ class JobTable {
 
   // The lowest id that nobody has.
   int32_t lowest_free_sequence() const;
+  // `count` ids that nobody has, in as few runs of neighbours as there can be: out of the shortest run that is long
+  // enough, or else first out of the longest. The lowest of equal runs. Valid until the next call.
+  std::span<const int32_t> neighbouring_free_sequences(uint32_t count);
   void give_sequence(Job& job, int32_t sequence);
   void give_sequence(Sample& sample, int32_t sequence);
   // The sample moves on to an id that nobody has.
@@ -95,6 +101,7 @@ class JobTable {
   std::vector<Sample*> free_samples_;
   std::vector<Job*> prompts_;
   std::vector<Owner> owners_;  // by sequence id
+  std::vector<int32_t> neighbours_;
   uint32_t generating_ = 0;
 };
 

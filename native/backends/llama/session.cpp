@@ -154,6 +154,7 @@ Status Session::make_context(const Config& config, PayloadTap* tap) {
   memory_ = llama_get_memory(context_.get());
   batch_ = llama_batch_init(static_cast<int32_t>(capacity_), 0, 1);
   decoded_.resize(capacity_);
+  rows_left_.reserve(sequences_);
   return {};
 }
 
@@ -214,9 +215,32 @@ uint32_t Session::add_row(int32_t sequence, int32_t token, uint32_t position, bo
   return row;
 }
 
+Session::Shape Session::shape() {
+  rows_left_.clear();
+  for (uint32_t row = 0; row < rows(); ++row) {
+    const int32_t sequence = batch_.seq_id[row][0];
+    if (rows_left_.empty() || rows_left_.back().first != sequence) rows_left_.emplace_back(sequence, 0);
+    ++rows_left_.back().second;
+  }
+  Shape shape{static_cast<uint32_t>(rows_left_.size()), streams_ ? 0u : 1u, copies_};
+  if (!streams_) return shape;
+  const auto is_left = [](const auto& sequence) { return sequence.second > 0; };
+  for (auto first = rows_left_.begin();; ++shape.reads) {
+    first = std::find_if(first, rows_left_.end(), is_left);
+    if (first == rows_left_.end()) return shape;
+    uint32_t fewest = first->second;
+    auto end = first + 1;
+    for (; end != rows_left_.end() && end->second > 0 && end->first == (end - 1)->first + 1; ++end) {
+      fewest = std::min(fewest, end->second);
+    }
+    for (auto each = first; each != end; ++each) each->second -= fewest;
+  }
+}
+
 Session::Outcome Session::decode() {
   if (rows() == 0) misuse("empty batch");
   std::fill(decoded_.begin(), decoded_.end(), uint8_t{0});
+  copies_ = 0;
   switch (llama_decode(context_.get(), batch_)) {
     case 0:
       llama_synchronize(context_.get());
@@ -252,6 +276,7 @@ void Session::copy(int32_t from, int32_t to, uint32_t tokens) {
   if (streams_) {
     // Whole streams only; what the copy has too much is taken off again.
     llama_memory_seq_cp(memory_, from, to, -1, -1);
+    ++copies_;
     llama_memory_seq_rm(memory_, to, end, -1);
   } else {
     llama_memory_seq_rm(memory_, to, -1, -1);

@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config.h"
@@ -59,6 +60,16 @@ class Session {
   // Rows that ask for output, and how many may.
   uint32_t outputs() const { return outputs_; }
   uint32_t most_outputs() const { return most_outputs_; }
+  // Sequences that the batch has rows of, and how many parts the runtime computes it in, one after the other, each at
+  // the price of reading all weights: between streams a part takes sequences of consecutive ids, in the order of their
+  // rows, and as many rows of each as the one with the fewest has. Copies between streams are made in the next
+  // decode().
+  struct Shape {
+    uint32_t sequences = 0;
+    uint32_t reads = 0;
+    uint32_t copies = 0;
+  };
+  Shape shape();
 
   Outcome decode();
 
@@ -108,8 +119,10 @@ class Session {
   uint32_t sequences_ = 0;
   uint32_t capacity_ = 0;
   uint32_t most_outputs_ = 0;
-  uint32_t outputs_ = 0;          // flagged rows of the batch
-  std::vector<uint8_t> decoded_;  // per row of the last decode(): whether it has logits
+  uint32_t outputs_ = 0;                                 // flagged rows of the batch
+  uint32_t copies_ = 0;                                  // since the last decode()
+  std::vector<std::pair<int32_t, uint32_t>> rows_left_;  // shape(): sequences of the batch, and their rows
+  std::vector<uint8_t> decoded_;                         // per row of the last decode(): whether it has logits
 };
 
 }  // namespace ifab::llama
