@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 import numpy as np
 
+from benchmarks import step_profile
 from benchmarks.gpu.llama_engine import VOCABULARY
 from ifabric.broker.v1 import broker_service_pb2 as pb
 from ifabric.broker.v1 import broker_service_pb2_grpc as pb_grpc
@@ -65,13 +66,17 @@ class Ran(NamedTuple):
 
 
 @contextlib.contextmanager
-def suite(directory: Path, logs: Path, count: int = 1) -> Iterator[Served]:
-    """The services around an engine, a worker on each of the first `count` cards, until the block is left."""
+def suite(directory: Path, logs: Path, count: int = 1, profile: Path | None = None) -> Iterator[Served]:
+    """The services around an engine, a worker on each of the first `count` cards, until the block is left.
+
+    `profile` is the file to which engines of the embedded runtime append what they called, None for none.
+    """
     seen = cards()[:count]
     command = [sys.executable, "-c", "from services.cli.main import main; main()", "up", "--json", "--free-ports"]
     command += ["--engine", str(directory), "--logs", str(logs), "--start-limit", str(START_S)]
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(_ended(subprocess.Popen(command, stdout=subprocess.PIPE, env=_seeing(seen[0]))))
+        environment = _seeing(seen[0]) | ({step_profile.VARIABLE: str(profile)} if profile else {})
+        process = stack.enter_context(_ended(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)))
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())
         assert "broker" in said, said

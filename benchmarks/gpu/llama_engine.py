@@ -39,6 +39,7 @@ class CardEngine:
     layout: str = "streams"
     pool_tokens: int = 0
     threads: int = 8
+    kv_type: str = "f16"
     layers: int = LAYERS
     payload_layers: tuple[int, ...] = ()
     """Whose states a request of an engine that generates nothing gives, float32; none where it generates."""
@@ -129,8 +130,18 @@ def write_directory(directory: Path, model: Path, engine: CardEngine, *, card: s
 def cache_bytes(engine: CardEngine) -> int:
     """What the engine's cache takes on the card."""
     each = -(-engine.sequence_tokens // GRANULE) * GRANULE
-    tokens = engine.pool_tokens or each * (engine.slots + engine.resident_heads)
-    return tokens * 2 * engine.layers * HIDDEN * 2
+    return (engine.pool_tokens or each * (engine.slots + engine.resident_heads)) * cell_bytes(engine)
+
+
+def stream_bytes(engine: CardEngine) -> int:
+    """What one sequence's stream takes of it: what is copied where one begins with what another holds."""
+    return -(-engine.sequence_tokens // GRANULE) * GRANULE * cell_bytes(engine)
+
+
+def cell_bytes(engine: CardEngine) -> int:
+    """What one token takes of the cache: a key and a value in each layer."""
+    values = 2 * engine.layers * HIDDEN
+    return values * 2 if engine.kv_type == "f16" else values * 34 // 32
 
 
 def _facts(path: Path, kept: Path | None = None) -> FileFacts:
@@ -157,7 +168,7 @@ def _configuration(engine: CardEngine) -> bytes:
         "step_token_budget": engine.step_token_budget,
         "threads": engine.threads,
         "batch_threads": engine.threads,
-        "kv_type": "f16",
+        "kv_type": engine.kv_type,
         "reproducible": False,
         "payload": {"layers": list(engine.payload_layers), "dtype": "float32"}
         if engine.payload_layers
@@ -182,7 +193,7 @@ def _contract(engine: CardEngine, files: dict[str, FileFacts], card: str, capabi
             "vocab_size": VOCABULARY,
             "weights_dtype": "f16",
             "activations_dtype": "float32",
-            "kv_cache_dtype": "float16",
+            "kv_cache_dtype": "float16" if engine.kv_type == "f16" else engine.kv_type,
         },
         tokenizer={"file": "tokenizer.json", "end_token_ids": [256] if generates else []},
         card={

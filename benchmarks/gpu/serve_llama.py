@@ -8,9 +8,10 @@ IFAB_ENGINE_LIBRARY names that library. Client, broker, provisioner and workers 
 Stages (`benchmarks/gpu/stages`) each print one JSON line at their end, also kept in FOLDER/STAGE.json:
 
     plain   128 + 128 tokens, 256 slots, nothing shared, beside llama-batched-bench in the same run, turn by turn
-    heads   64 groups of 16 prompts with heads of 2,048 tokens: with sharing, without, and the bound from measured rates
+    heads   64 groups of 16 prompts with heads of 2,048 tokens: the bound from measured rates, with sharing, without
+            (--only bound shared alone); --profile says what the engine called the runtime with, and how long it took
     sweep   token budget x slots, three by three
-    ladder  1 to 2,000 clients, alone and with another engine resident on the card
+    ladder  1 to 2,000 clients, alone and with another engine resident on the card, at work with --resident-clients
     stall   a pool far too small, admission on and off
     layers  one layer at a time, up to the second card
     states  hidden states of the last token against PyTorch; what returning them costs
@@ -43,7 +44,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1024)
     parser.add_argument("--budget", type=int, default=4096)
     parser.add_argument("--layout", choices=["streams", "unified"], default="streams", help="of heads and states")
-    parser.add_argument("--only", nargs="+", default=[], metavar="LAYER", help="of layers; all where absent")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="of layers and heads; all where absent")
+    parser.add_argument("--profile", action="store_true", help="of heads: a table of the calls into the runtime")
+    parser.add_argument("--kv-type", choices=["f16", "q8_0"], default="f16", help="of heads: the cache's type")
+    parser.add_argument("--rungs", default="1,16,256,2000", metavar="N,N,...", help="of the ladder: clients")
+    parser.add_argument(
+        "--resident-clients", type=int, default=0, metavar="N", help="of the ladder: that keep the other engine busy"
+    )
     parser.add_argument("--minutes", type=float, default=5.0, help="of the long run of layers; 0: none")
     words = parser.parse_args()
     words.work.mkdir(parents=True, exist_ok=True)
@@ -64,6 +71,10 @@ def main() -> None:
         layout=words.layout,
         minutes=words.minutes,
         only=tuple(words.only),
+        profiled=words.profile,
+        rungs=words.rungs,
+        resident_clients=words.resident_clients,
+        kv_type=words.kv_type,
     )
     stage = importlib.import_module(f"benchmarks.gpu.stages.{words.stage}")
     figures = {"stage": words.stage, **stage.measure(context)}

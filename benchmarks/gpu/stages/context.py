@@ -33,6 +33,14 @@ class Context:
     layout: str
     minutes: float
     only: tuple[str, ...]
+    profiled: bool
+    """Whether the engine tells what it called; the stage `heads` prints it."""
+    rungs: str
+    """Of the ladder: clients, between commas."""
+    resident_clients: int
+    """Of the ladder: that keep the resident engine busy; 0: it is idle."""
+    kv_type: str
+    """Of the cache: f16 or q8_0."""
 
     @property
     def logs(self) -> Path:
@@ -58,7 +66,22 @@ def batched_bench(context: Context, prompt: int, generated: int, sequences: int,
     """Runs upstream's own benchmark, one stream a sequence, flash attention, everything on the card."""
     cells = sequences * (-(-(prompt + generated) // 256) * 256)
     command = [context.root / "bin/llama-batched-bench", "-m", context.model, "-ngl", 99, "-fa", "on", "-c", cells]
-    command += ["-b", 2048, "-ub", ubatch, "-npp", prompt, "-ntg", generated, "-npl", sequences]
+    command += [
+        "-ctk",
+        context.kv_type,
+        "-ctv",
+        context.kv_type,
+        "-b",
+        2048,
+        "-ub",
+        ubatch,
+        "-npp",
+        prompt,
+        "-ntg",
+        generated,
+        "-npl",
+        sequences,
+    ]
     words = [*map(str, command), "--output-format", "jsonl"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith('{"n_kv_max"')]
