@@ -33,7 +33,8 @@ import numpy as np
 from benchmarks.gpu.llama_engine import GRANULE, HIDDEN, INTERMEDIATE, VOCABULARY, CardEngine, cache_bytes
 from engines.card_tier import CardSet
 from engines.graph.footprint import peak_bytes
-from engines.mining.network import QUANTIZED_INPUTS, Fp8Scales, build_network
+from engines.mining.layer import Fp8Scales
+from engines.mining.network import QUANTIZED_INPUTS, build_network
 from engines.model_config import ModelConfig, ModelShape
 from engines.planner import MIB, activation_token_bytes, weights_bytes
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 
 from engines.graph.tensorrt_lowering import ProfileRange, build_plan
-from engines.mining.network import Fp8Scales, build_network
+from engines.mining.layer import Fp8Scales
+from engines.mining.network import build_network
 from engines.model_config import ModelShape
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from benchmarks.gpu.driving import card_mb, run, suite, worker_mib
 from benchmarks.gpu.mining_engine import ROW_TOKENS, RandomWeights, Runner, make_feeds, timed, torch_reference
 from engines.graph.tensorrt_lowering import ProfileRange, build_plan
 from engines.mining.directory import MiningEngine, write_directory
-from engines.mining.network import Fp8Scales, build_network
+from engines.mining.layer import Fp8Scales
+from engines.mining.network import build_network
 from engines.mining.packing import pack
 from engines.model_config import ModelShape
 from engines.simulated import write_simulated_engine

@@ -2,10 +2,10 @@
 """What a recorded network holds in memory at once while a builder's plan of it runs: an estimate before there is one.
 
 Builders keep few of the recorded values: a chain of element-by-element operations becomes one kernel, and only what
-goes into or comes out of a matrix product, what several kernels read, and the network's outputs lie in memory. That is
-the rule here. Each such value lives from the kernel that makes it to the last that reads it, kernels run in recorded
-order, and the peak is the most that lives at once. Where a product wants scratch memory of its own, a builder takes
-more than this.
+goes into or comes out of a matrix product or a kernel of our own, what several kernels read, and the network's outputs
+lie in memory. That is the rule here. Each such value lives from the kernel that makes it to the last that reads it,
+kernels run in recorded order, and the peak is the most that lives at once. Where a product wants scratch memory of its
+own, a builder takes more than this.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from engines.graph.ir import DTYPES
+from engines.graph.plugins import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,9 @@ _SAME_MEMORY: Final = ("reshape", "identity", "dequantize")
 """Operations that no kernel is made for: views, and what a product does to its FP8 inputs itself."""
 _RECOMPUTED: Final = ("cast",)
 """Cheap enough that every kernel that reads the result makes it anew."""
+
+_OWN_KERNEL: Final = frozenset(("matmul", *NAMES))
+"""Operations that are a kernel, whatever stands before and behind them: inputs and result lie in memory."""
 
 
 def peak_bytes(graph: Graph, extents: Mapping[str, int]) -> int:
@@ -71,7 +75,7 @@ def _kept(graph: Graph, made_by: Mapping[str, Operation]) -> frozenset[str]:
             continue
         kinds = [kind for kind in readers.get(name, []) if kind not in _SAME_MEMORY]
         several = len(kinds) > 1 and operation.kind not in _RECOMPUTED
-        if operation.kind == "matmul" or "matmul" in kinds or several:
+        if operation.kind in _OWN_KERNEL or not _OWN_KERNEL.isdisjoint(kinds) or several:
             found.add(name)
     found.update(_memory(tensor.name, made_by) for tensor in graph.outputs)
     return frozenset(found)

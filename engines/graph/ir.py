@@ -181,6 +181,116 @@ class Graph:
             raise GraphError(f"dequantize {name}: {x.name} is {x.dtype}, must be fp8_e4m3")
         return self._append("dequantize", name, (x, scale), dtype, x.shape)
 
+    def packed_attention(
+        self,
+        name: str,
+        qkv: Tensor,
+        positions: Tensor | None,
+        segments: Tensor | None,
+        cosine: Tensor,
+        sine: Tensor,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        row_tokens: int,
+        output_scale: float = 0.0,
+    ) -> Tensor:
+        """Rotary positions, causal attention and all between the q/k/v product and the o product, as one kernel.
+
+        Args:
+            name: Of the operation.
+            qkv: [tokens, (heads + 2 * kv_heads) * head_size]: of each token the queries of all heads, then the keys,
+                then the values; tokens are rows of `row_tokens`. bfloat16; float32, which no kernel takes, for proofs.
+            positions: int32 [rows, row_tokens], a token's place in its prompt; None where prompts have rows of their
+                own, so that it is the place in the row.
+            segments: int32 [rows, row_tokens]: tokens see those of their own segment alone; None as for `positions`.
+            cosine: float32 [row_tokens, head_size / 2], by position.
+            sine: Likewise.
+            heads: Heads of queries.
+            kv_heads: Heads of keys and values, each for `heads / kv_heads` heads of queries.
+            head_size: Values of a head.
+            row_tokens: Tokens of a row.
+            output_scale: 0: the result has the type of `qkv`. Above 0: it is FP8 (e4m3) of the value over this.
+
+        Returns:
+            [tokens, heads * head_size].
+
+        Raises:
+            GraphError: Types or extents do not fit.
+        """
+        half = head_size // 2
+        expected: list[tuple[Tensor, tuple[str, ...], Shape]] = [
+            (qkv, ("bfloat16", "float32"), (qkv.shape[0], (heads + 2 * kv_heads) * head_size)),
+            (cosine, ("float32",), (row_tokens, half)),
+            (sine, ("float32",), (row_tokens, half)),
+        ]
+        if (positions is None) != (segments is None):
+            raise GraphError(f"packed_attention {name}: positions and segments are given together or not at all")
+        packing = () if positions is None or segments is None else (positions, segments)
+        expected += [(tensor, ("int32",), (tensor.shape[0], row_tokens)) for tensor in packing]
+        for tensor, dtypes, shape in expected:
+            if tensor.dtype not in dtypes or tensor.shape != shape:
+                raise GraphError(
+                    f"packed_attention {name}: {tensor.name} is {tensor.dtype} {tensor.shape}, must be "
+                    f"{' or '.join(dtypes)} {shape}"
+                )
+        if heads % kv_heads or head_size % 2:
+            raise GraphError(f"packed_attention {name}: {heads} heads of {head_size} for {kv_heads} heads of keys")
+        return self._append(
+            "packed_attention",
+            name,
+            (qkv, *packing, cosine, sine),
+            self._scaled("packed_attention", name, qkv, output_scale),
+            (qkv.shape[0], heads * head_size),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_size=head_size,
+            row_tokens=row_tokens,
+            packed=bool(packing),
+            output_scale=float(output_scale),
+        )
+
+    def gated_unit(self, name: str, x: Tensor, *, output_scale: float = 0.0) -> Tensor:
+        """SiLU of the first half of each row times the second half, as one kernel.
+
+        Args:
+            name: Of the operation.
+            x: [tokens, 2 * inner], the gate's product and then the other.
+            output_scale: As for `packed_attention`.
+
+        Returns:
+            [tokens, inner].
+
+        Raises:
+            GraphError: `x` has an odd extent, or the scale is negative.
+        """
+        width = x.shape[1]
+        if not isinstance(width, int) or width % 2:
+            raise GraphError(f"gated_unit {name}: {x.name} {x.shape} does not fall into halves")
+        dtype = self._scaled("gated_unit", name, x, output_scale)
+        return self._append("gated_unit", name, (x,), dtype, (x.shape[0], width // 2), output_scale=float(output_scale))
+
+    def norm(self, name: str, x: Tensor, weight: Tensor, *, epsilon: float, output_scale: float = 0.0) -> Tensor:
+        """Root-mean-square norm of each row and its weight, as one kernel.
+
+        Args:
+            name: Of the operation.
+            x: [tokens, hidden].
+            weight: [hidden], of the type of `x`.
+            epsilon: Added to the mean of squares.
+            output_scale: As for `packed_attention`.
+
+        Raises:
+            GraphError: Types or extents do not fit, or the scale is negative.
+        """
+        self._same("norm", name, x, weight)
+        if weight.shape != x.shape[1:]:
+            raise GraphError(f"norm {name}: {x.name} {x.shape} and {weight.name} {weight.shape} do not fit")
+        dtype = self._scaled("norm", name, x, output_scale)
+        scale = float(output_scale)
+        return self._append("norm", name, (x, weight), dtype, x.shape, epsilon=float(epsilon), output_scale=scale)
+
     def scope(self, name: str) -> _Scope:
         """Prefixes names of operations added inside a `with` block."""
         return _Scope(self, name)
@@ -199,6 +309,13 @@ class Graph:
             raise GraphError(f"the name {full} is taken")
         self._names.add(full)
         return full
+
+    @staticmethod
+    def _scaled(kind: str, name: str, x: Tensor, output_scale: float) -> str:
+        """Number format of what a kernel gives that may scale its result to FP8."""
+        if output_scale < 0:
+            raise GraphError(f"{kind} {name}: output_scale is {output_scale}, must be 0 or more")
+        return "fp8_e4m3" if output_scale else x.dtype
 
     @staticmethod
     def _same(kind: str, name: str, a: Tensor, b: Tensor) -> None:

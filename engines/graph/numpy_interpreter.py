@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from engines.graph.fused_kernels import KERNELS, to_fp8
 from engines.graph.ir import DTYPES, Graph, GraphError, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 Array = npt.NDArray[Any]
-
-FP8_LARGEST = 448.0
-"""Largest finite value of e4m3."""
 
 
 def run(
@@ -102,8 +100,10 @@ def _compute(operation: Operation, arguments: list[Array], extents: dict[str, in
             result: Array = _LOGIC[settings["op"]](arguments[0], arguments[1])
             return result
         case "quantize":
-            scaled = arguments[0].astype(np.float32) / arguments[1].astype(np.float32)
-            return np.clip(scaled, -FP8_LARGEST, FP8_LARGEST).astype(target)
+            return to_fp8(arguments[0].astype(np.float32), arguments[1].astype(np.float32))
+        case fused if fused in KERNELS:
+            found = KERNELS[fused](operation, arguments)
+            return to_fp8(found, scale) if (scale := settings["output_scale"]) else found.astype(target)
     return _in_float(operation, [argument.astype(np.float32) for argument in arguments]).astype(target)
 
 

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engines.graph import plugins
 from engines.graph.ir import Graph, GraphError, Operation, Tensor
+from engines.graph.plugins import BuilderRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-
-class BuilderRefusedError(RuntimeError):
-    """The vendor's builder refused the network or failed; the message carries its last words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def build_plan(
         The plan, and the timing cache to keep; empty where none is kept.
 
     Raises:
-        BuilderRefusedError: The builder gave nothing.
+        BuilderRefusedError: The builder gave nothing, or the network has a plugin whose library is not loaded.
         GraphError: The network has an operation that this lowering does not know.
     """
     builder = trt.Builder(logger)
@@ -122,7 +120,7 @@ class _Lowering:
         }[word]
 
     def add(self, operation: Operation) -> None:
-        method = getattr(self, f"_{operation.kind}", None)
+        method = self._plugin if operation.kind in plugins.NAMES else getattr(self, f"_{operation.kind}", None)
         if method is None:
             raise GraphError(f"the lowering does not know the operation {operation.kind}")
         layer = method(operation, *(self.values[tensor.name] for tensor in operation.inputs))
@@ -201,6 +199,11 @@ class _Lowering:
 
     def _dequantize(self, operation: Operation, x: Any, scale: Any) -> Any:
         return self.network.add_dequantize(x, scale, self.dtype(operation.output.dtype))
+
+    def _plugin(self, operation: Operation, *inputs: Any) -> Any:
+        plugin = plugins.create(self.trt, operation)
+        self.keep.append(plugin)
+        return self.network.add_plugin_v3(list(inputs), [], plugin)
 
 
 def dynamic_extents(graph: Graph) -> list[str]:

@@ -21,7 +21,8 @@ from engines.build import Built, Progress, ignore_progress
 from engines.checkpoint import Checkpoint
 from engines.mining import builder, calibration
 from engines.mining.directory import PLAN_FILE, TOKENIZER_FILE, MiningEngine, publish_steps
-from engines.mining.network import Fp8Scales, build_network
+from engines.mining.layer import Fp8Scales
+from engines.mining.network import build_network
 from engines.publish import workplace
 from services.common.contract import engine_digest
 from services.common.errors import FailedPreconditionError, NotFoundError

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from engines.graph.fused_kernels import FP8_LARGEST
 from engines.graph.ir import Operation  # noqa: TC001 -- read at run time by whoever watches
-from engines.graph.numpy_interpreter import FP8_LARGEST, run
-from engines.mining.network import QUANTIZED_INPUTS, Fp8Scales, build_network
+from engines.graph.numpy_interpreter import run
+from engines.mining.layer import Fp8Scales
+from engines.mining.network import QUANTIZED_INPUTS, build_network
 from engines.mining.packing import PADDING_SEGMENT, pack
 from services.common.errors import FailedPreconditionError
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from engines.mining.network import Weights
+    from engines.mining.layer import Weights
     from engines.model_config import ModelShape
 
 BATCH_PROMPTS: Final = 16

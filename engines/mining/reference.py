@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from engines.mining.network import Weights
+    from engines.mining.layer import Weights
     from engines.model_config import ModelShape
 
 Array = npt.NDArray[Any]

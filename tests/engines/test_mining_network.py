@@ -12,7 +12,8 @@ import pytest
 
 from engines.graph.ir import Graph, GraphError
 from engines.graph.numpy_interpreter import run
-from engines.mining.network import Fp8Scales, build_network
+from engines.mining.layer import Fp8Scales
+from engines.mining.network import build_network
 from engines.mining.packing import lay_out, pack
 from engines.mining.reference import hidden_states
 from engines.model_config import ModelShape

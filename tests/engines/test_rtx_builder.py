@@ -23,7 +23,7 @@ from tests.engines.models import make_weights
 from tests.engines.test_mining_network import make_prompts
 
 if TYPE_CHECKING:
-    from engines.mining.network import Fp8Scales
+    from engines.mining.layer import Fp8Scales
 
 pytest.importorskip(builder.RTX_PACKAGE, reason="TensorRT for RTX is the extra `rtx`, and not installed")
 
