@@ -17,6 +17,7 @@ from services.cli.jobs.upload import job_row
 from services.cli.running import CommandError, error_document
 from services.common.errors import UnavailableError, from_status
 from services.common.rpc import call_error
+from services.common.rpc.ending import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,10 +44,11 @@ async def analyze(to_broker: grpc.aio.Channel, given: Input, *, silence_s: float
         CommandError: The file cannot be read to its end.
     """
     call = operator_service_pb2_grpc.OperatorServiceStub(to_broker).AnalyzeRows()
+    ending = Ending(call)
     try:
         answer = await asyncio.wait_for(_exchange(call, given), silence_s)
     except grpc.aio.AioRpcError as error:
-        raise call_error(error) from error
+        raise call_error(await ending.of(error)) from error
     except TimeoutError:
         raise UnavailableError(f"the analysis did not end within {silence_s:g} s") from None
     finally:
@@ -56,9 +58,10 @@ async def analyze(to_broker: grpc.aio.Channel, given: Input, *, silence_s: float
 
 async def _exchange(call: Any, given: Input) -> pb.AnalyzeRowsResponse:
     try:
+        await call.write(pb.AnalyzeRowsRequest(spec=given.spec))
         with rows_of(given.source, given.layout, given.chat) as rows:
-            message = pb.AnalyzeRowsRequest(spec=given.spec)
             while True:
+                message = pb.AnalyzeRowsRequest()
                 made: list[job_service_pb2.JobRow] = []
                 size = 0
                 for row in islice(rows, _ROWS_A_MESSAGE):
@@ -66,12 +69,10 @@ async def _exchange(call: Any, given: Input) -> pb.AnalyzeRowsResponse:
                     size += made[-1].ByteSize()
                     if size >= _BYTES_A_MESSAGE:
                         break
-                message.rows.extend(made)
-                if message.rows or message.HasField("spec"):
-                    await call.write(message)
                 if not made:
                     break
-                message = pb.AnalyzeRowsRequest()
+                message.rows.extend(made)
+                await call.write(message)
         await call.done_writing()
     except asyncio.InvalidStateError:
         pass  # the call has ended, and its answer says why

@@ -17,6 +17,7 @@ from services.cli.files.rows import BadRow, Row
 from services.cli.jobs.calls import Jobs, Patience
 from services.common.errors import FabricError, InvalidArgumentError, UnavailableError, Violation, to_status
 from services.common.rpc import call_error
+from services.common.rpc.ending import hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +30,6 @@ _BYTES_A_MESSAGE = 1024 * 1024
 _WINDOW_ROWS = 64 * 1024
 """Rows that are sent and not yet durable."""
 _OF_THE_JOB = ("tenant", "engine")
-_WRITE_MET_THE_END = "Internal error from Core"
 
 
 async def upload(jobs: Jobs, job: pb.Job, rows: Rows, tell: Callable[[int], None], patience: Patience) -> int:
@@ -82,7 +82,7 @@ class _Upload:
                 await receiver  # why the stream ended is what the receiver hears
             return await sender
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.INTERNAL and error.details() == _WRITE_MET_THE_END:
+            if hidden(error):
                 raise UnavailableError("the broker ended the upload while rows were being sent") from None
             raise call_error(error) from error
         finally:
