@@ -47,6 +47,8 @@ def generate(
         str, typer.Argument(metavar="PROMPT", callback=_prompt, help="The prompt; `-` reads it from stdin.")
     ],
     broker: options.Broker = options.BROKER_ADDRESS,
+    engine_id: options.EngineId = "",
+    engine_digest: options.EngineDigest = "",
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", min=0, max=_INT32_MAX, help="Most tokens to generate.")
     ] = 64,
@@ -70,6 +72,7 @@ def generate(
     """
     request = broker_service_pb2.GenerationRequest(max_tokens=max_tokens, stop=stop)
     request.prompt.text = prompt
+    request.engine.engine_id, request.engine.engine_digest = engine_id, engine_digest
     request.sampling.temperature = temperature
     request.sampling.top_k = top_k
     request.sampling.top_p = top_p

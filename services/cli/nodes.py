@@ -14,7 +14,8 @@ from ifabric.broker.v1 import operator_service_pb2, operator_service_pb2_grpc
 from ifabric.provisioner.v1 import provisioner_service_pb2, provisioner_service_pb2_grpc
 from services.cli import options
 from services.cli.connection import channel
-from services.cli.running import CommandError, run, write_columns, write_json
+from services.cli.running import CommandError, error_document, run, sentence, write_columns, write_json
+from services.common import reasons
 from services.common.errors import FabricError
 from services.common.rpc import translated
 from services.common.security.needs import PROVISIONER
@@ -39,10 +40,15 @@ def nodes(
 ) -> None:
     """List all nodes, refused ones with what is wrong with them; or take one out of service, and back in.
 
+    Where the broker does not say what runs at each node, the list is without that, a sentence says why, and the exit
+    status is 1; it is 0 still where no broker was named and none is there.
+
     Example: ifab nodes --json
     """
     if context.invoked_subcommand is None:
-        run(_list(provisioner, broker, as_json), as_json=as_json)
+        source = context.get_parameter_source("broker")
+        named = source is not None and source.name != "DEFAULT"
+        run(_list(provisioner, broker, as_json, broker_named=named), as_json=as_json)
 
 
 @app.command()
@@ -79,14 +85,21 @@ def drain(
     run(_drain(node, broker, limit, as_json), as_json=as_json)
 
 
-async def _list(provisioner: str, broker: str, as_json: bool) -> None:
+async def _list(provisioner: str, broker: str, as_json: bool, *, broker_named: bool) -> None:
     async with channel(provisioner, role=PROVISIONER) as to_provisioner:
         stub = provisioner_service_pb2_grpc.ProvisionerServiceStub(to_provisioner)
         with translated():
             reply = await stub.ListNodes(provisioner_service_pb2.ListNodesRequest(), timeout=_CALL_S)
-    works = await _works(broker)
+    works: Mapping[str, Work] = {}
+    silence: FabricError | None = None
+    try:
+        works = await _works(broker)
+    except FabricError as error:
+        silence = error
     if as_json:
         document = MessageToDict(reply, preserving_proto_field_name=True)
+        if silence is not None:
+            document["broker_error"] = {**error_document(silence), "message": sentence(silence)}
         for node in document.get("nodes", ()):
             work = works.get(node["description"]["node_id"])
             if work is not None:
@@ -96,17 +109,24 @@ async def _list(provisioner: str, broker: str, as_json: bool) -> None:
         sys.stdout.write("no node has registered\n")
     else:
         write_columns(_table(reply.nodes, works))
+    if silence is None:
+        return
+    said = f"what runs at the nodes is left out: {sentence(silence)}"
+    if broker_named or silence.reason != reasons.PEER_UNREACHABLE:
+        raise CommandError(said, reported=True)
+    sys.stderr.write(f"ifab: {said}\n")
 
 
 async def _works(broker: str) -> dict[str, Work]:
-    """What the broker has at each node; nothing where it does not say: the list is the provisioner's."""
+    """What the broker has at each node.
+
+    Raises:
+        FabricError: It does not say.
+    """
     async with channel(broker) as to_broker:
         stub = operator_service_pb2_grpc.OperatorServiceStub(to_broker)
-        try:
-            with translated():
-                listed = await stub.ListNodeWork(operator_service_pb2.ListNodeWorkRequest(), timeout=_CALL_S)
-        except FabricError:
-            return {}
+        with translated():
+            listed = await stub.ListNodeWork(operator_service_pb2.ListNodeWorkRequest(), timeout=_CALL_S)
     return {work.node_id: work for work in listed.nodes}
 
 

@@ -30,6 +30,8 @@ WORKER_ADDRESS = "127.0.0.1:7602"
 ENGINE_DIRECTORY = Path("build/engines/smollm2-135m")
 LOG_DIRECTORY = Path("run")
 
+EngineId = Annotated[str, typer.Option("--engine-id", help="Engine that is to answer.")]
+EngineDigest = Annotated[str, typer.Option("--engine-digest", help="Engine that is to answer, by its exact digest.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON on stdout instead of text for people.")]
 Broker = Annotated[
     str,

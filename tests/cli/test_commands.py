@@ -17,6 +17,7 @@ import pytest
 import typer
 
 from services.cli.app import app
+from tests.support.processes import ServiceProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,6 +118,27 @@ def test_the_address_of_another_service_is_one_sentence(tmp_path: Path) -> None:
     assert nodes.stderr == f"ifab: {said}\n"
     assert json.loads(nodes.stdout)["error"]["message"] == said
     assert job.stderr.startswith(f"ifab: what answers at {address} is no broker, or one that keeps no jobs")
+
+
+@pytest.mark.e2e
+def test_nodes_say_when_the_broker_leaves_its_part_out(nobody: str, tmp_path: Path) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    stranger = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        with ServiceProcess("services.provisioner") as provisioner:
+            words = ("nodes", "--provisioner", provisioner.address, "--broker")
+            refused = ifab(*words, stranger, "--json", cwd=tmp_path)
+            absent = ifab(*words, nobody, cwd=tmp_path)
+    finally:
+        server.stop(None).wait()
+    assert (refused.returncode, absent.returncode) == (1, 1)
+    without = "ifab: what runs at the nodes is left out: "
+    assert refused.stderr.startswith(f"{without}what answers at {stranger} is no broker")
+    assert json.loads(refused.stdout)["broker_error"]["code"] == "UNIMPLEMENTED"
+    assert absent.stderr.startswith(f"{without}nothing answers at {nobody}")
+    assert absent.stdout == "no node has registered\n"
+    assert refused.stderr.count("\n") == absent.stderr.count("\n") == 1
 
 
 def test_a_name_that_leads_nowhere_is_in_the_sentence(tmp_path: Path) -> None:

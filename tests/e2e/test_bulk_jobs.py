@@ -288,3 +288,6 @@ def test_mining_that_is_killed_goes_on_and_every_row_lies_where_the_index_says(
     other = run(*words)
     assert other.returncode == 1
     assert "was begun with another source_sha256" in other.stderr
+    unknown = run(*words, "--engine-digest", "0")
+    assert unknown.stderr.startswith("ifab: no engine 0 makes hidden states; engines that make hidden states: ")
+    assert "states (" in unknown.stderr

@@ -74,6 +74,18 @@ def test_a_job_over_both_sends_each_row_where_it_fits(suite: RunningSuite, tmp_p
     assert (foreseen["refused"], foreseen["prediction"]["nodes"]) == (0, 2)
 
 
+def test_a_live_call_names_its_build(suite: RunningSuite) -> None:
+    listed = ifab(suite, "nodes", "--provisioner", suite.provisioner)["nodes"]
+    digests = {node["description"]["node_id"]: node["description"]["engine_digest"] for node in listed}
+    long = ("generate", "x" * 600, "-n", "2")
+    answer = ifab(suite, *long, "--engine-id", "texts", "--engine-digest", digests[LONG_NODE])
+    assert answer["usage"]["generated_tokens"] == 2
+    refused = ifab(suite, *long, "--engine-digest", digests[SHORT_NODE], status=1)
+    assert "256" in refused["error"]["message"]
+    unknown = ifab(suite, *long, "--engine-id", "other", status=1)
+    assert "accepted are: texts" in unknown["error"]["message"]
+
+
 def test_a_row_that_only_another_build_takes_says_so(suite: RunningSuite, tmp_path: Path) -> None:
     """The first rows are as good for one build as for the other; the node that is cordoned counts less."""
     ifab(suite, "nodes", "cordon", LONG_NODE)

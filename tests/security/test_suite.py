@@ -105,6 +105,12 @@ def test_commands_take_token_and_certificate(suite: SecuredSuite) -> None:
     listed = suite.ifab("nodes", "--json", "--provisioner", suite.provisioner.address, operator=True)
     assert listed.returncode == 0, listed.stderr
     assert json.loads(listed.stdout)["nodes"][0]["state"] == "NODE_STATE_ACCEPTED"
+    to = ("--provisioner", suite.provisioner.address, "--broker", suite.broker.address)
+    partly = suite.ifab("nodes", "--json", *to, operator=True, token="reader")
+    assert partly.returncode == 1, partly.stderr
+    assert json.loads(partly.stdout)["broker_error"]["reason"] == reasons.SCOPE_MISSING
+    assert json.loads(partly.stdout)["nodes"][0]["state"] == "NODE_STATE_ACCEPTED"
+    assert partly.stderr.startswith("ifab: what runs at the nodes is left out: ")
     refused = suite.ifab("nodes", "--provisioner", suite.provisioner.address, token="person")
     assert refused.returncode == 1  # the provisioner wants a certificate, whatever the token
     closed = suite.ifab("generate", "hi", "--broker", suite.broker.address, token="reader")

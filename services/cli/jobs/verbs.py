@@ -30,8 +30,6 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job
 Tenant = Annotated[str, typer.Option(help="Owner of the job.")]
 Priority = Annotated[int | None, typer.Option(min=-100, max=100, help="Order among the tenant's jobs, higher first.")]
 Deadline = Annotated[float | None, typer.Option(min=1, help="Seconds from now after which the job is given up.")]
-EngineId = Annotated[str, typer.Option("--engine-id", help="Engine that is to answer.")]
-EngineDigest = Annotated[str, typer.Option("--engine-digest", help="Engine that is to answer, by its exact digest.")]
 AnyDigest = Annotated[bool, typer.Option("--any-digest", help="Whether rows may run on different builds of an engine.")]
 Defaults = Annotated[str, typer.Option(metavar="JSON", help="Fields for rows that set none: '{\"max_tokens\": 8}'.")]
 Silence = Annotated[float, typer.Option(min=1, help="Seconds without an answer of the broker that end the command.")]
@@ -70,8 +68,8 @@ def submit(
     tenant: Tenant = "",
     priority: Priority = None,
     deadline: Deadline = None,
-    engine_id: EngineId = "",
-    engine_digest: EngineDigest = "",
+    engine_id: options.EngineId = "",
+    engine_digest: options.EngineDigest = "",
     any_digest: AnyDigest = False,
     defaults: Defaults = "",
     silence: Silence = 300.0,

@@ -34,7 +34,8 @@ def mine(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where shards and their index go.")],
     format_: verbs.FormatOption = Format.AUTO,
     broker: options.Broker = options.BROKER_ADDRESS,
-    engine_id: verbs.EngineId = "",
+    engine_id: options.EngineId = "",
+    engine_digest: options.EngineDigest = "",
     shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, max=65536, help="Size of a shard, in MiB.")] = 256,
     window: Annotated[int, typer.Option(min=1, max=1_000_000, help="Most rows sent and not yet answered.")] = 4096,
     silence: verbs.Silence = 300.0,
@@ -58,7 +59,7 @@ def mine(
         if form.batch is not None:
             raise CommandError(f"{file} is a batch request file; hidden states are mined from plain rows")
         async with channel(broker) as to_broker:
-            engine = await _engine(to_broker, engine_id)
+            engine = await _engine(to_broker, engine_id, engine_digest)
             verbs.say(source.note)
             surveyed = await asyncio.to_thread(survey, source)
             value = engine.contract.capabilities.payload.value
@@ -91,22 +92,26 @@ def mine(
     run(work(), as_json=as_json)
 
 
-async def _engine(to_broker: grpc.aio.Channel, engine_id: str) -> broker_service_pb2.Engine:
+async def _engine(to_broker: grpc.aio.Channel, engine_id: str, engine_digest: str) -> broker_service_pb2.Engine:
     """The engine that makes hidden states: the one that is named, or the only one."""
     stub = broker_service_pb2_grpc.BrokerServiceStub(to_broker)
     with translated():
         listed = await stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=_CALL_S)
-    able = {
-        engine.contract.engine_id: engine
-        for engine in listed.engines
-        if engine.contract.capabilities.payload.HasField("value")
-    }
-    if engine_id in able:
-        return able[engine_id]
-    if engine_id or len(able) != 1:
-        wanted = f"no engine called {engine_id!r} makes hidden states" if engine_id else "name one with --engine-id"
-        raise CommandError(f"{wanted}; engines that make hidden states: {', '.join(sorted(able)) or 'none'}")
-    return next(iter(able.values()))
+    able = [each for each in listed.engines if each.contract.capabilities.payload.HasField("value")]
+    meant = [
+        each
+        for each in able
+        if engine_id in ("", each.contract.engine_id) and engine_digest in ("", each.engine_digest)
+    ]
+    if len(meant) == 1:
+        return meant[0]
+    if not meant and (engine_id or engine_digest):
+        named = " of digest ".join(filter(None, (repr(engine_id) if engine_id else "", engine_digest)))
+        wanted = f"no engine {named} makes hidden states"
+    else:
+        wanted = "name one with --engine-id, or --engine-digest where several builds have one name"
+    builds = sorted(f"{each.contract.engine_id} ({each.engine_digest})" for each in able)
+    raise CommandError(f"{wanted}; engines that make hidden states: {', '.join(builds) or 'none'}")
 
 
 def _show(said: dict[str, Any], output: Path, *, as_json: bool) -> None:
