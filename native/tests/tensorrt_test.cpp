@@ -181,6 +181,80 @@ TEST(TensorRtBindings, LimitsAgreeWithTheProfile) {
   }
 }
 
+TEST(TensorRtBindings, AnOutputThatNobodyReadsHasRoomForWhatIsWritten) {
+  Enumeration engine = packed_engine();
+  engine.tensors.push_back(output("every_token", ElementType::kFloat16, {-1, 4}));
+  std::vector<Finding> findings;
+  const auto bytes = [&](const char* name) {
+    findings.clear();
+    for (const Binding& binding : plan_bindings(engine, contract_of(1024, 64), findings).bindings) {
+      if (binding.tensor.name == name) return binding.bytes;
+    }
+    return uint64_t{0};
+  };
+  EXPECT_EQ(bytes("every_token"), 1024u * 4 * 2) << "a row for each token of the largest launch, not for each prompt";
+  EXPECT_EQ(bytes("hidden"), 32u * 4 * 4);
+  engine.tensors.back().most_bytes = 4096;
+  EXPECT_EQ(bytes("every_token"), 4096u) << "as the runtime says";
+  EXPECT_TRUE(findings.empty());
+  engine.tensors.back().most_bytes = 0;
+  engine.tensors.back().type = ElementType::kOther;
+  EXPECT_EQ(bytes("every_token"), 0u);
+  ASSERT_NE(at(findings, "tensors[every_token]"), nullptr);
+  EXPECT_EQ(at(findings, "tensors[every_token]")->found, "another type");
+}
+
+TEST(TensorRtBindings, WhatALaunchNeedsIsAskedOfContractAndEngine) {
+  const auto findings = [](auto change) {
+    Enumeration engine = rows_engine();
+    ContractValues contract = contract_of(1024, 64);
+    change(engine, contract);
+    return findings_of(engine, contract);
+  };
+  using Engine = Enumeration&;
+  using Contract = ContractValues&;
+  EXPECT_NE(at(findings([](Engine, Contract contract) { contract.limits.step_token_budget = 127; }),
+               "limits.step_token_budget"),
+            nullptr)
+      << "a budget below a row would launch nothing";
+  EXPECT_NE(at(findings([](Engine engine, Contract) { engine.profiles = 2; }), "profiles"), nullptr);
+  EXPECT_NE(at(findings([](Engine engine, Contract) { engine.tensors[3].largest = {0}; }), "profiles"), nullptr);
+  EXPECT_NE(at(findings([](Engine engine, Contract) { engine.tensors[3].smallest = {2}; }), "tensors[last_rows]"),
+            nullptr);
+  EXPECT_NE(
+      at(findings([](Engine, Contract contract) { contract.limits.kv_block_tokens = 16; }), "limits.kv_block_tokens"),
+      nullptr);
+  EXPECT_NE(
+      at(findings([](Engine, Contract contract) { contract.capabilities.payload.reset(); }), "capabilities.payload"),
+      nullptr);
+  EXPECT_EQ(
+      at(findings([](Engine engine, Contract) { engine.tensors[4].type = ElementType::kFloat16; }), "tensors[hidden]")
+          ->found,
+      "float16");
+}
+
+TEST(TensorRtBindings, NoTensorOfACacheIsTaken) {
+  // Every input of TensorRT-LLM's graph that an engine without a cache does not have.
+  for (const char* name : {"sequence_length", "host_past_key_value_lengths", "cache_indirection",
+                           "kv_cache_block_offsets", "host_kv_cache_block_offsets", "host_kv_cache_pool_pointers",
+                           "host_kv_cache_pool_mapping", "past_key_value_0", "present_key_value_0"}) {
+    Enumeration engine = packed_engine();
+    engine.tensors.push_back(input(name, ElementType::kInt32, {-1}, {32}));
+    const std::vector<Finding> findings = findings_of(engine, contract_of(1024, 64));
+    ASSERT_NE(at(findings, "tensors[" + std::string(name) + "]"), nullptr) << name;
+    EXPECT_EQ(at(findings, "tensors[" + std::string(name) + "]")->found, "a tensor of a KV cache") << name;
+  }
+}
+
+TEST(TensorRtBindings, WhatIsReportedOnTheHostLiesThere) {
+  Enumeration engine = packed_engine();
+  engine.tensors[1].reported_on_host = true;  // position_ids
+  std::vector<Finding> findings;
+  const BindingPlan plan = plan_bindings(engine, contract_of(1024, 64), findings);
+  EXPECT_TRUE(plan.bindings[1].on_host);
+  EXPECT_FALSE(plan.bindings[0].on_host);
+}
+
 // Computes, for each prompt of a launch, (sum of its tokens, its length, its first token, its last token), from what
 // the batch wrote for the engine and from nothing else.
 class Card final : public Launcher {
@@ -205,9 +279,19 @@ class Card final : public Launcher {
       EXPECT_EQ(count, std::accumulate(extents.begin(), extents.end(), uint64_t{1},
                                        [](uint64_t a, int64_t b) { return a * static_cast<uint64_t>(b); }));
       EXPECT_LE(count * element_bytes(binding.tensor.type), binding.bytes);
+      if (binding.tensor.type == ElementType::kInt64) {
+        long_in_[binding.role].resize(count);
+        std::memcpy(long_in_[binding.role].data(), memory.data(), count * sizeof(int64_t));
+      }
       memory.resize(count);
       in[binding.role] = std::move(memory);
     }
+    if (plan_.packed) {
+      check_packed(in, batch.size());
+    } else if (plan_.shares_rows) {
+      check_padding(in, batch.prompt_tokens());
+    }
+    prompt_tokens = batch.prompt_tokens();
     std::vector<float>& out = outputs_[buffer];
     out.clear();
     std::set<size_t> rows;
@@ -235,7 +319,7 @@ class Card final : public Launcher {
       }
       for (const float value :
            {sum, static_cast<float>(last - begin + 1), static_cast<float>(ids[begin]), static_cast<float>(ids[last])}) {
-        out.push_back(value);
+        out.push_back(zeros ? 0 : value);
       }
     }
     under_way[buffer] = true;
@@ -250,11 +334,33 @@ class Card final : public Launcher {
     return {reinterpret_cast<const uint8_t*>(outputs_[buffer].data()), outputs_[buffer].size() * 4};
   }
 
+  bool zeros = false;
   int launches = 0, refuse = -1, lose = -1;
   uint32_t largest_tokens = 0;
+  uint32_t prompt_tokens = 0;  // of the last launch
   std::array<bool, kBuffers> under_way{};
 
  private:
+  // Values of the packed inputs that say nothing of a prompt's tokens.
+  void check_packed(std::map<Role, std::vector<int32_t>>& in, size_t prompts) {
+    EXPECT_EQ(in[Role::kRequestTypes], std::vector<int32_t>(prompts, 0)) << "context phase";
+    EXPECT_EQ(in[Role::kContextLengths], in[Role::kHostContextLengths]);
+    EXPECT_EQ(in[Role::kAttentionWindows], (std::vector<int32_t>{128, 128})) << "the longest prompt, for each layer";
+    EXPECT_EQ(in[Role::kSinkTokens], std::vector<int32_t>{0});
+    EXPECT_EQ(long_in_[Role::kContextProgress], std::vector<int64_t>{0});
+    std::vector<int64_t> knobs(16, -1);
+    knobs[0] = 1;
+    knobs[1] = 0;
+    EXPECT_EQ(long_in_[Role::kPerfKnobs], knobs);
+  }
+  static void check_padding(std::map<Role, std::vector<int32_t>>& in, size_t tokens) {
+    const std::vector<int32_t>& segments = in[Role::kSegments];
+    EXPECT_EQ(std::count_if(segments.begin(), segments.end(), [](int32_t segment) { return segment >= 0; }),
+              static_cast<std::ptrdiff_t>(tokens))
+        << "what is no prompt's is of no segment";
+  }
+
+  std::map<Role, std::vector<int64_t>> long_in_;
   Enumeration engine_;
   BindingPlan plan_;
   std::array<std::vector<float>, kBuffers> outputs_;
@@ -299,7 +405,7 @@ class TensorRtMining : public ::testing::TestWithParam<Enumeration (*)()> {
     return *requests_[id];
   }
   void drain(Ends& ends) {
-    for (int step = 0; step < 100; ++step) {
+    for (int step = 0; step < 1000; ++step) {
       const StepReport report = backend_->step(StepMode::kNormal, ends);
       ASSERT_TRUE(report.engine_failure.ok());
       if (!report.progressed) return;
@@ -323,6 +429,7 @@ class TensorRtMining : public ::testing::TestWithParam<Enumeration (*)()> {
 TEST_P(TensorRtMining, EveryPromptGetsItsOwnStates) {
   make(1024, 256);
   ASSERT_TRUE(backend_->prove().ok());
+  EXPECT_EQ(card_->prompt_tokens, 2u) << "of one, a row for each token and one for each prompt are the same";
   Ends ends;
   for (uint64_t id = 1; id <= 200; ++id) {
     ASSERT_EQ(backend_->admit(request(id, static_cast<uint32_t>(1 + id * 53 % 128))).outcome, AdmitOutcome::kAdmitted);
@@ -344,6 +451,45 @@ TEST_P(TensorRtMining, BudgetBelowTheProfileIsKept) {
   drain(ends);
   EXPECT_LE(card_->largest_tokens, 256u);
   EXPECT_EQ(ends.ends.size(), 64u);
+}
+
+TEST_P(TensorRtMining, ABatchOfTwoThousandIsLaunchesOfLittlePadding) {
+  make(1024, 2000);
+  Ends ends;
+  uint32_t tokens = 0;
+  for (uint64_t id = 1; id <= 2000; ++id) {
+    const auto length = static_cast<uint32_t>(1 + id * 53 % 128);
+    tokens += length;
+    ASSERT_EQ(backend_->admit(request(id, length)).outcome, AdmitOutcome::kAdmitted);
+  }
+  (void)backend_->step(StepMode::kNormal, ends);
+  EXPECT_TRUE(ends.ends.empty()) << "a step launches, and collects the launch before";
+  (void)backend_->step(StepMode::kNormal, ends);
+  EXPECT_EQ(card_->launches, 2);
+  EXPECT_FALSE(ends.ends.empty());
+  EXPECT_TRUE(card_->under_way[1]) << "the second hides the copy back of the first";
+  drain(ends);
+  ASSERT_EQ(ends.ends.size(), 2000u);
+  EXPECT_LE(card_->largest_tokens, 1024u);
+  // 32 prompts a launch bound it, too: short ones, of which rows take several, fill the last launches.
+  const uint32_t least = std::max(tokens / 1024, 2000u / 32) + 1;
+  const bool shares = GetParam() != &own_rows_engine;
+  EXPECT_LE(card_->launches, static_cast<int>(shares ? 2 * least : 2000 / 8 + 1));
+}
+
+TEST_P(TensorRtMining, LongPromptsGoFirstAndShortOnesFillTheRows) {
+  make(256, 64);
+  if (GetParam() != &rows_engine) return;
+  Ends ends;
+  for (uint64_t id = 1; id <= 4; ++id) backend_->admit(request(id, id > 2 ? 100 : 28));
+  drain(ends);
+  EXPECT_EQ(card_->launches, 1) << "in order of arrival the short ones would share a row, and no long one with them";
+}
+
+TEST_P(TensorRtMining, OutputsOfZerosAreNoProof) {
+  make(256, 64);
+  card_->zeros = true;
+  EXPECT_NE(backend_->prove().message().find("output hidden is all zeros"), std::string::npos);
 }
 
 TEST_P(TensorRtMining, ARefusedLaunchCompletesItsSequencesAndNothingElseIsTouched) {

@@ -71,7 +71,10 @@ Status check_release(const ContractValues& contract) {
 Status check_payload(const std::string& directory, const Settings& settings, const ContractValues& contract) {
   if (settings.payload_outputs.empty()) return {};
   std::vector<tensorrt::TensorInfo> tensors;
-  if (Status status = list_tensors(directory + "/" + rank_file(0), contract, tensors); !status.ok()) return status;
+  if (Status status = list_tensors(directory + "/" + rank_file(0), contract, settings.devices.front(), tensors);
+      !status.ok()) {
+    return status;
+  }
   std::vector<Finding> findings;
   check_outputs(settings.payload_outputs, tensors, contract, findings);
   return findings.empty() ? Status() : Status(IFAB_FAILED_PRECONDITION, describe(findings));

@@ -265,10 +265,22 @@ class Planner {
     } else if (tensor.is_input) {
       bind_input(binding);
     }
-    const std::vector<int64_t>& extents = tensor.is_input ? tensor.largest : tensor.extents;
-    binding.bytes = element_bytes(tensor.type);
-    for (const int64_t size : extents) binding.bytes *= static_cast<uint64_t>(size < 0 ? plan_.prompts : size);
+    binding.bytes = bytes_of(tensor);
+    if (!tensor.is_input && binding.bytes == 0) {
+      add(quoted(tensor.name), element_name(tensor.type), "an output of a type whose size is known");
+    }
     plan_.bindings.push_back(std::move(binding));
+  }
+
+  // An output that nobody reads is written all the same. Where the runtime does not say how large it becomes, a dynamic
+  // extent is taken for whatever there is most of.
+  uint64_t bytes_of(const TensorInfo& tensor) const {
+    if (tensor.most_bytes > 0) return tensor.most_bytes;
+    uint64_t bytes = element_bytes(tensor.type);
+    for (const int64_t size : tensor.is_input ? tensor.largest : tensor.extents) {
+      bytes *= static_cast<uint64_t>(size < 0 ? std::max(plan_.tokens, plan_.prompts) : size);
+    }
+    return bytes;
   }
 
   static bool is_cache(const TensorInfo& tensor) {
@@ -348,6 +360,8 @@ class Planner {
             render_extents(wanted) + ", gathered to the last token");
       }
       binding->role = Role::kHidden;
+      binding->bytes =
+          uint64_t{plan_.prompts} * contract_.model.hidden_size * element_bytes(type);  // seen to at launch
       binding->layer = layer;
       plan_.hidden.push_back(static_cast<size_t>(binding - plan_.bindings.begin()));
     }
@@ -361,6 +375,10 @@ class Planner {
     if (plan_.row_tokens != 0 && limits.max_input_tokens > plan_.row_tokens) {
       add("limits.max_input_tokens", std::to_string(limits.max_input_tokens),
           "at most a row of the engine, " + std::to_string(plan_.row_tokens));
+    }
+    if (!plan_.packed && limits.step_token_budget < plan_.row_tokens) {
+      add("limits.step_token_budget", std::to_string(limits.step_token_budget),
+          "at least a row of the engine, " + std::to_string(plan_.row_tokens));
     }
     if (plan_.tokens != limits.built_step_token_budget) {
       add("limits.built_step_token_budget", std::to_string(limits.built_step_token_budget),

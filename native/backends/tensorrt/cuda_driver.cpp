@@ -11,6 +11,7 @@ namespace {
 
 // Numbers of the driver's interface, which are its ABI.
 constexpr int kErrorOutOfMemory = 2;
+constexpr int kErrorNoDevice = 100;
 constexpr int kAttributeMajor = 75;
 constexpr int kAttributeMinor = 76;
 constexpr unsigned kStreamNonBlocking = 1;
@@ -51,7 +52,7 @@ CudaDriver::~CudaDriver() {
   // The driver keeps threads of its own: its library stays loaded.
 }
 
-Status CudaDriver::open() {
+Status CudaDriver::open(int32_t number) {
   library_ = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library_ == nullptr) {
     return {IFAB_UNAVAILABLE,
@@ -88,11 +89,21 @@ Status CudaDriver::open() {
     if (*slot == nullptr)
       return {IFAB_UNAVAILABLE, std::string("the NVIDIA driver here is too old: it has no ") + name};
   }
-  if (Status status = check(calls_->init(0), "the driver does not start"); !status.ok()) return status;
+  const int started = calls_->init(0);
   int count = 0;
-  if (Status status = check(calls_->device_count(&count), "counting cards"); !status.ok()) return status;
+  if (started != kErrorNoDevice) {
+    if (Status status = check(started, "this engine needs an NVIDIA card, and the driver does not start");
+        !status.ok()) {
+      return status;
+    }
+    if (Status status = check(calls_->device_count(&count), "counting cards"); !status.ok()) return status;
+  }
   if (count == 0) return {IFAB_UNAVAILABLE, "this engine needs an NVIDIA card, and the driver sees none"};
-  if (Status status = check(calls_->device(&device_, 0), "opening the card"); !status.ok()) return status;
+  if (number >= count) {
+    return {IFAB_UNAVAILABLE, "this engine runs on card number " + std::to_string(number) + ", and the driver sees " +
+                                  std::to_string(count) + ", counted from 0"};
+  }
+  if (Status status = check(calls_->device(&device_, number), "opening the card"); !status.ok()) return status;
   void* context = nullptr;
   if (Status status = check(calls_->retain(&context, device_), "opening the card"); !status.ok()) return status;
   retained_ = true;

@@ -34,8 +34,9 @@ class CudaDriver {
   CudaDriver& operator=(const CudaDriver&) = delete;
   ~CudaDriver();
 
-  // IFAB_UNAVAILABLE: no driver, no card, or a driver that does not start.
-  Status open();
+  // Opens the card of that number, counted from 0 as the driver does. IFAB_UNAVAILABLE: no driver, no card, not so many
+  // cards, or a driver that does not start.
+  Status open(int32_t number);
   const Card& card() const { return card_; }
 
   Status allocate(uint64_t bytes, CudaPointer& out);

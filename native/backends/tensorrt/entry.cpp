@@ -15,6 +15,9 @@
 namespace ifab {
 namespace {
 
+// Of those that the process sees: a worker that is to have another one is started with only that visible.
+constexpr int32_t kCard = 0;
+
 bool recognises(const EngineDirectory& directory) {
   return directory.has(tensorrt::kConfigurationFile);
 }
@@ -29,7 +32,7 @@ Status load(const EngineDirectory& directory, std::unique_ptr<Backend>& out) {
   if (!config) return {IFAB_FAILED_PRECONDITION, describe(findings)};
   std::unique_ptr<tensorrt::Launcher> launcher;
   const ContractValues& contract = *directory.contract();
-  if (Status status = tensorrt::open_launcher(*config, directory.file_path(config->plan), contract, launcher);
+  if (Status status = tensorrt::open_launcher(*config, directory.file_path(config->plan), contract, kCard, launcher);
       !status.ok()) {
     return status;
   }

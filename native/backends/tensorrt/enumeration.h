@@ -25,6 +25,7 @@ struct TensorInfo {
   bool shape_tensor = false;      // its values decide extents: read on the host while binding
   std::vector<int64_t> smallest;  // extents of profile 0; inputs only
   std::vector<int64_t> largest;
+  uint64_t most_bytes = 0;  // of an output, with the largest inputs; 0: the runtime does not say
 };
 
 struct Enumeration {

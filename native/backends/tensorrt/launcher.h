@@ -33,9 +33,10 @@ class Launcher {
   virtual std::span<const uint8_t> output(uint32_t buffer, size_t which) const = 0;
 };
 
-// Opens the card and the plan. IFAB_UNAVAILABLE: no driver, no card, no TensorRT library. IFAB_FAILED_PRECONDITION: the
-// plan does not load here; the message carries the runtime's words. IFAB_RESOURCE_EXHAUSTED: the card's memory.
-Status open_launcher(const Config& config, const std::string& plan_path, const ContractValues& contract,
+// Opens the card of that number and the plan on it. IFAB_UNAVAILABLE: no driver, no card, no TensorRT library.
+// IFAB_FAILED_PRECONDITION: the plan does not load here; the message carries the runtime's words.
+// IFAB_RESOURCE_EXHAUSTED: the card's memory.
+Status open_launcher(const Config& config, const std::string& plan_path, const ContractValues& contract, int32_t card,
                      std::unique_ptr<Launcher>& out);
 
 }  // namespace ifab::tensorrt

@@ -134,11 +134,12 @@ void MiningBackend::cancel(uint64_t request_id) {
 }
 
 Status MiningBackend::prove() {
+  // Of two tokens, since of one a state for each token and one for each prompt are the same.
   Request request;
-  request.prompt = {0};
+  request.prompt.assign(std::min(2u, plan_.row_tokens), 0);
   Batch& batch = launches_[0].batch;
   batch.clear();
-  if (!batch.add(request)) return {IFAB_INTERNAL, "the proving step: a launch has no room for one token"};
+  if (!batch.add(request)) return {IFAB_INTERNAL, "the proving step: a launch has no room for two tokens"};
   if (Status status = launcher_->launch(batch, 0); !status.ok()) return status;
   if (Status status = launcher_->collect(0); !status.ok()) return status;
   batch.clear();

@@ -28,7 +28,7 @@ class MiningBackend final : public Backend {
   void cancel(uint64_t request_id) override;
   uint64_t kv_blocks_used() const override { return 0; }
 
-  // Runs one prompt of one token and looks at what comes back.
+  // Runs one prompt of two tokens and looks at what comes back.
   Status prove();
 
  private:

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <mutex>
@@ -101,6 +102,13 @@ std::vector<int64_t> extents_of(const nvinfer1::Dims& dims) {
   return out;
 }
 
+nvinfer1::Dims dims_of(const std::vector<int64_t>& extents) {
+  nvinfer1::Dims dims{};
+  dims.nbDims = static_cast<int32_t>(extents.size());
+  for (size_t axis = 0; axis < extents.size(); ++axis) dims.d[axis] = extents[axis];
+  return dims;
+}
+
 class TensorRtLauncher final : public Launcher {
  public:
   ~TensorRtLauncher() override {
@@ -119,8 +127,8 @@ class TensorRtLauncher final : public Launcher {
     if (copy_ != nullptr) driver_.end_stream(copy_);
   }
 
-  Status open(const Config& config, const std::string& plan_path, const ContractValues& contract) {
-    if (Status status = driver_.open(); !status.ok()) return status;
+  Status open(const Config& config, const std::string& plan_path, const ContractValues& contract, int32_t card) {
+    if (Status status = driver_.open(card); !status.ok()) return status;
     if (Status status = suits(contract); !status.ok()) return status;
     const std::string soname = "libnvinfer.so." + std::to_string(NV_TENSORRT_MAJOR);
     void* library = dlopen(soname.c_str(), RTLD_NOW | RTLD_GLOBAL);
@@ -172,6 +180,14 @@ class TensorRtLauncher final : public Launcher {
     std::array<const char*, 1> unspecified{};
     if (context_->inferShapes(1, unspecified.data()) != 0) {
       return {IFAB_INTERNAL, "TensorRT refuses the extents of a launch: " + logger_.last()};
+    }
+    // An output with a row for each token is declared like one with a row for each prompt. Launched, it would be
+    // written past the end of its memory.
+    for (const size_t place : plan_.hidden) {
+      const std::string& name = plan_.bindings[place].tensor.name;
+      const nvinfer1::Dims dims = context_->getTensorShape(name.c_str());
+      const int64_t rows = dims.nbDims > 0 ? dims.d[0] : 0;
+      if (rows != static_cast<int64_t>(buffer.prompts)) return wrong_rows(name, rows, buffer.prompts);
     }
     if (!context_->enqueueV3(reinterpret_cast<cudaStream_t>(compute_))) {
       return {IFAB_INTERNAL, "TensorRT refuses a launch: " + logger_.last()};
@@ -252,6 +268,23 @@ class TensorRtLauncher final : public Launcher {
       }
       enumeration_.tensors.push_back(std::move(tensor));
     }
+    bound_outputs();
+  }
+
+  // How large outputs can become is known of a context whose inputs have their extents.
+  void bound_outputs() {
+    for (const TensorInfo& tensor : enumeration_.tensors) {
+      if (tensor.is_input && !context_->setInputShape(tensor.name.c_str(), dims_of(tensor.largest))) return;
+    }
+    for (TensorInfo& tensor : enumeration_.tensors) {
+      if (tensor.is_input) continue;
+      tensor.most_bytes = static_cast<uint64_t>(std::max<int64_t>(context_->getMaxOutputSize(tensor.name.c_str()), 0));
+    }
+  }
+
+  static Status wrong_rows(const std::string& name, int64_t rows, uint64_t prompts) {
+    return {IFAB_INTERNAL, "output " + name + " has " + std::to_string(rows) + " rows for " + std::to_string(prompts) +
+                               " prompts: it is not gathered to the last token"};
   }
 
   Status allocate(const Binding& binding, Slot& slot) {
@@ -266,10 +299,7 @@ class TensorRtLauncher final : public Launcher {
     const char* name = binding.tensor.name.c_str();
     if (binding.tensor.is_input) {
       const uint64_t count = batch.fill(binding, slot.host, extents_);
-      nvinfer1::Dims dims{};
-      dims.nbDims = static_cast<int32_t>(extents_.size());
-      for (size_t axis = 0; axis < extents_.size(); ++axis) dims.d[axis] = extents_[axis];
-      if (!context_->setInputShape(name, dims)) {
+      if (!context_->setInputShape(name, dims_of(extents_))) {
         return {IFAB_INTERNAL, "TensorRT refuses the extents of " + binding.tensor.name + ": " + logger_.last()};
       }
       if (!binding.on_host) {
@@ -304,10 +334,10 @@ class TensorRtLauncher final : public Launcher {
 
 }  // namespace
 
-Status open_launcher(const Config& config, const std::string& plan_path, const ContractValues& contract,
+Status open_launcher(const Config& config, const std::string& plan_path, const ContractValues& contract, int32_t card,
                      std::unique_ptr<Launcher>& out) {
   auto launcher = std::make_unique<TensorRtLauncher>();
-  if (Status status = launcher->open(config, plan_path, contract); !status.ok()) return status;
+  if (Status status = launcher->open(config, plan_path, contract, card); !status.ok()) return status;
   out = std::move(launcher);
   return {};
 }

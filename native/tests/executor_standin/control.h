@@ -52,6 +52,8 @@ struct Control {
   std::vector<std::string> calls;  // in order: "plugins", "tensors", "mpi", "executor"
   std::optional<tensorrt_llm::executor::ExecutorConfig> configuration;  // of the last Executor
   std::vector<tensorrt_llm::executor::Request> requests;                // that were enqueued
+  std::atomic<bool> card_fails{false};                                  // every pass fails
+  int32_t listed_on = -1;  // card on which the engine's tensors were listed
   uint32_t most_active = 0;
   std::optional<Semantics> semantics;  // stands in for those of the engine's file
 };

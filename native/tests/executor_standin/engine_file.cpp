@@ -80,6 +80,7 @@ EngineFile read_engine(const std::filesystem::path& directory) {
     tensor.name = output.at("name");
     tensor.extents = output.at("extents").get<std::vector<int64_t>>();
     tensor.type = type_of(output.at("dtype"));
+    if (output.at("rows") == "tokens") engine.ungathered.insert(tensor.name);
     engine.tensors.push_back(std::move(tensor));
   }
   for (const auto& [name, value] : plan.at("semantics").items()) set(engine.semantics, name, value);
@@ -105,10 +106,11 @@ EngineFile read_engine(const std::filesystem::path& directory) {
 namespace ifab::executor {
 
 // In the vendor's place: what TensorRT would list.
-Status list_tensors(const std::string& engine_path, const ContractValues& contract,
+Status list_tensors(const std::string& engine_path, const ContractValues& contract, int32_t card,
                     std::vector<tensorrt::TensorInfo>& out) {
   (void)contract;
   standin::control().calls.emplace_back("tensors");
+  standin::control().listed_on = card;
   out = standin::read_engine(std::filesystem::path(engine_path).parent_path()).tensors;
   return {};
 }
