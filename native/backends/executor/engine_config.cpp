@@ -38,6 +38,16 @@ class Reader {
     mistyped(path, value, "integer from 1 to " + std::to_string(kLargest));
     return 0;
   }
+  // A number that builders of some releases put down, or null; 0 where there is none.
+  uint32_t number_or_none(const std::string& path) {
+    const Value* value = at(path);
+    if (value == nullptr || value->is(Value::Kind::kNull)) return 0;
+    if (value->is(Value::Kind::kInteger) && value->integer() >= 0 && value->integer() <= kLargest) {
+      return static_cast<uint32_t>(value->integer());
+    }
+    mistyped(path, value, "integer from 0 to " + std::to_string(kLargest) + ", or null");
+    return 0;
+  }
   std::string text(const std::string& path) {
     const Value* value = at(path);
     if (value != nullptr && value->is(Value::Kind::kText) && !value->text().empty()) return value->text();
@@ -136,6 +146,7 @@ void check_model(Reader& reader, EngineConfig& config) {
     reader.wrong(model + "quantization.kv_cache_quant_algo", render_text(cache), "\"FP8\", \"INT8\" or null");
   }
   config.cache_dtype = cache.empty() ? dtype : lower(cache);
+  config.default_sink_tokens = reader.number_or_none(model + "runtime_defaults.sink_token_length");
 }
 
 }  // namespace

@@ -36,6 +36,7 @@ struct EngineConfig {
   uint32_t max_step_tokens = 0;
   uint32_t max_sequence_tokens = 0;
   uint32_t max_beams = 0;
+  uint32_t default_sink_tokens = 0;  // in force where the run time says nothing of them
 };
 
 // Whether config.json lies there and has `pretrained_config`: another vendor's file of that name is not ours.

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "guides.h"
 #include "log.h"
 
 namespace ifab::executor {
@@ -25,10 +26,10 @@ constexpr milliseconds kLongestWait{250};
 // Beside the longest step of the contract: the first pass makes what later ones find.
 constexpr milliseconds kProvingTime{30'000};
 // One failed pass is some request's fault, and its batch runs again apart. After an error of the card every later pass
-// fails too, and nothing that is handed over comes back any more.
+// fails too; after so many in a row, a prompt of our own tells these apart.
 constexpr uint32_t kForwardFailures = 3;
 
-// What compile_guide() gives: the runtime reads guides itself, when it takes a request.
+// What compile_guide() gives: the runtime reads guides itself, in the first pass of their requests.
 class UncompiledGuide final : public CompiledGuide {};
 
 AnswerForm form_of(const ContractValues& contract, const Settings& settings) {
@@ -143,10 +144,10 @@ AdmitResult ExecutorBackend::admit(const Request& request) {
 
 Status ExecutorBackend::compile_guide(int32_t kind, std::string_view text,
                                       std::shared_ptr<const CompiledGuide>& out) const {
-  (void)text;
   if (std::find(facts_.guide_kinds.begin(), facts_.guide_kinds.end(), kind) == facts_.guide_kinds.end()) {
     return {IFAB_UNIMPLEMENTED, "guide_kind: the engine enforces no guides"};
   }
+  if (Status status = check_guide(kind, text); !status.ok()) return status;
   out = std::make_shared<UncompiledGuide>();
   return {};
 }
@@ -160,13 +161,19 @@ StepReport ExecutorBackend::step(StepMode, Sink& sink) {
     listen(ready_.empty() ? patience() : milliseconds(0));
     tell(report, sink);
     look(report);
+    if (forward_failed_ && ++forward_failures_ >= kForwardFailures) {
+      if (still_computes()) {
+        forward_failures_ = 0;
+      } else {
+        report.engine_failure = {
+            IFAB_UNAVAILABLE,
+            std::to_string(forward_failures_) + " forward passes in a row failed, and one of a prompt of our own"};
+      }
+    }
   } catch (const std::bad_alloc&) {
     report.engine_failure = {IFAB_RESOURCE_EXHAUSTED, "out of memory in a step"};
   } catch (const std::exception& error) {
     report.engine_failure = {IFAB_UNAVAILABLE, std::string("the runtime does not answer: ") + error.what()};
-  }
-  if (forward_failed_ && ++forward_failures_ >= kForwardFailures) {
-    report.engine_failure = {IFAB_UNAVAILABLE, std::to_string(forward_failures_) + " forward passes in a row failed"};
   }
   return report;
 }
@@ -228,6 +235,22 @@ void ExecutorBackend::look(StepReport& report) {
   if (activity_ != Activity::kQuiet) warned_ = activity_ == Activity::kStandingStill;
 }
 
+bool ExecutorBackend::still_computes() {
+  trt::Executor& executor = runtime_->executor();
+  const VendorId own = executor.enqueueRequest(to_vendor(proving_request(), contract_, settings_));
+  by_vendor_id_.emplace(own, nullptr);  // of nobody
+  const auto deadline = std::chrono::steady_clock::now() + milliseconds(contract_.limits.longest_step_ms);
+  std::optional<bool> came_back;
+  while (!came_back && std::chrono::steady_clock::now() < deadline) {
+    for (const trt::Response& response : executor.awaitResponses(kLongestWait)) {
+      receive(response);
+      if (response.getRequestId() != own) continue;
+      if (response.hasError() || response.getResult().isFinal) came_back = !response.hasError();
+    }
+  }
+  return came_back.value_or(false);
+}
+
 // ---- ends ----
 
 void ExecutorBackend::cancel(uint64_t request_id) {
@@ -259,12 +282,19 @@ void ExecutorBackend::leave(LiveRequest& live) {
 
 // ---- load ----
 
-Status ExecutorBackend::prove() {
+Request ExecutorBackend::proving_request() const {
   Request request;
-  request.prompt = {0};
+  // Of two tokens: an output that has a row for each token, which the runtime cannot use, is told only by more than
+  // one.
+  request.prompt.assign(std::min(2u, contract_.limits.max_input_tokens), 0);
   request.max_tokens = std::min(1u, contract_.limits.max_output_tokens);
   request.sampling.repetition_penalty = 1;
   request.want_payload = facts_.payload_bytes > 0;
+  return request;
+}
+
+Status ExecutorBackend::prove() {
+  const Request request = proving_request();
   if (const AdmitResult asked = admit(request); asked.outcome != AdmitOutcome::kAdmitted) {
     return {IFAB_INTERNAL, "the proving step: " + asked.status.message()};
   }

@@ -29,7 +29,7 @@ class ExecutorBackend final : public Backend {
   ExecutorBackend(const ContractValues& contract, Settings settings, std::unique_ptr<Runtime> runtime);
   ~ExecutorBackend() override;
 
-  // Runs a prompt of one token to its end, takes the size of the pool from what the runtime then says of it, and looks
+  // Runs a prompt of two tokens to its end, takes the size of the pool from what the runtime then says of it, and looks
   // at the payload. IFAB_INTERNAL: the prompt fails, or its payload is missing. IFAB_FAILED_PRECONDITION: the runtime
   // made no pool, or one of other blocks than the contract's. IFAB_DEADLINE_EXCEEDED: nothing came back.
   Status prove();
@@ -55,6 +55,9 @@ class ExecutorBackend final : public Backend {
   void receive(const tensorrt_llm::executor::Response& response);
   void tell(StepReport& report, Sink& sink);
   void look(StepReport& report);
+  // Whether a prompt of our own comes back, within the longest step. Throws what the runtime throws.
+  bool still_computes();
+  Request proving_request() const;
   void leave(LiveRequest& live);
 
   const ContractValues& contract_;

@@ -9,6 +9,8 @@ namespace {
 
 namespace trt = tensorrt_llm::executor;
 
+constexpr trt::SizeType32 kGatherMs = 5;  // of events that are off: it has to be more than 0
+
 trt::SizeType32 number(uint64_t value) {
   return static_cast<trt::SizeType32>(value);
 }
@@ -28,10 +30,17 @@ trt::KvCacheConfig cache_of(const Settings& settings, const ContractValues& cont
   config.setEnablePartialReuse(false);
   config.setHostCacheSize(contract.limits.host_cache_bytes);
   if (!settings.cache) {
-    // The runtime makes no cache for such an engine; these say that none is wanted, whatever it would make of them.
+    // The runtime makes no cache for such an engine. These say that none is wanted; that it could be of no tokens or no
+    // share of the memory, the setters do not let one say.
     config.setEnableBlockReuse(false);
     config.setCopyOnPartialReuse(false);
+    config.setMaxTokens(number(contract.limits.max_sequence_tokens));
+    config.setOnboardBlocks(true);
+    config.setSecondaryOffloadMinPriority(std::nullopt);
     config.setEventBufferMaxSize(0);
+    config.setUseUvm(false);
+    config.setAttentionDpEventsGatherPeriodMs(kGatherMs);
+    config.setMaxGpuTotalBytes(0);
     return config;
   }
   const CacheSettings& cache = *settings.cache;
@@ -39,7 +48,8 @@ trt::KvCacheConfig cache_of(const Settings& settings, const ContractValues& cont
   config.setCopyOnPartialReuse(cache.copy_on_partial_reuse);
   config.setMaxTokens(number(cache.max_tokens));
   config.setMaxAttentionWindowVec(cache.max_attention_window);
-  config.setSinkTokenLength(number(cache.sink_tokens));
+  // Its setter refuses 0, which is said by not calling it; settings.cpp sees to it that the engine says nothing else.
+  if (cache.sink_tokens > 0) config.setSinkTokenLength(number(cache.sink_tokens));
   config.setFreeGpuMemoryFraction(static_cast<float>(*contract.limits.kv_cache_memory_fraction));
   config.setOnboardBlocks(cache.onboard_blocks);
   config.setSecondaryOffloadMinPriority(cache.offload_priority);
@@ -68,11 +78,8 @@ trt::ExtendedRuntimePerfKnobConfig performance_of(const Settings& settings) {
   return config;
 }
 
-trt::GuidedDecodingConfig guides_of(const Settings& settings, const ContractValues& contract,
-                                    const Vocabulary& vocabulary) {
-  using Backend = trt::GuidedDecodingConfig::GuidedDecodingBackend;
-  trt::GuidedDecodingConfig config(*settings.guided_decoding == GuideRuntime::kXgrammar ? Backend::kXGRAMMAR
-                                                                                        : Backend::kLLGUIDANCE);
+trt::GuidedDecodingConfig guides_of(const ContractValues& contract, const Vocabulary& vocabulary) {
+  trt::GuidedDecodingConfig config(trt::GuidedDecodingConfig::GuidedDecodingBackend::kXGRAMMAR);
   config.setEncodedVocab(vocabulary.tokens);
   config.setTokenizerStr(vocabulary.tokenizer);
   config.setStopTokenIds(contract.tokenizer.end_token_ids);
@@ -105,7 +112,7 @@ trt::ExecutorConfig make_executor_config(const Settings& settings, const Contrac
   config.setExtendedRuntimePerfKnobConfig(performance_of(settings));
   config.setRecvPollPeriodMs(number(settings.receive_poll_ms));
   config.setMaxSeqIdleMicroseconds(settings.max_idle_us);
-  if (settings.guided_decoding) config.setGuidedDecodingConfig(guides_of(settings, contract, vocabulary));
+  if (settings.guided_decoding) config.setGuidedDecodingConfig(guides_of(contract, vocabulary));
   std::vector<trt::AdditionalModelOutput> outputs;
   for (const std::string& name : settings.payload_outputs) outputs.emplace_back(name, false);
   config.setAdditionalModelOutputs(outputs);

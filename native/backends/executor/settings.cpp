@@ -2,6 +2,8 @@
 #include "settings.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <string_view>
 #include <utility>
 
@@ -64,11 +66,17 @@ Settings settings_of(const Value& document) {
   settings.prompt_table_offloading = document.at("prompt_table_offloading").boolean();
   settings.trt_overlap = document.at("trt_overlap").boolean();
   settings.fail_fast_on_attention_window = document.at("fail_fast_on_attention_window").boolean();
-  if (const Value& guides = document.at("guided_decoding"); !guides.not_applicable()) {
-    settings.guided_decoding = guides.text() == "xgrammar" ? GuideRuntime::kXgrammar : GuideRuntime::kLlguidance;
-  }
+  settings.guided_decoding = !document.at("guided_decoding").not_applicable();
   for (const Value& output : document.at("payload_outputs").items()) settings.payload_outputs.push_back(output.text());
   return settings;
+}
+
+// Whether that release is before 1.2.1. One that is not three numbers is not: it is compared with the library's at
+// load.
+bool before_sound_reuse(const std::string& version) {
+  std::array<unsigned, 3> parts{};
+  if (std::sscanf(version.c_str(), "%u.%u.%u", &parts[0], &parts[1], &parts[2]) != 3) return false;
+  return parts < std::array<unsigned, 3>{1, 2, 1};
 }
 
 // Comparisons between the three documents, each named by the document that is at fault.
@@ -155,6 +163,8 @@ class Comparison {
     if (!limits_.kv_cache_memory_fraction) {
       add("limits.kv_cache_memory_fraction", "\"not_applicable\"",
           "the share of the card's free memory that the cache may take");
+    } else if (*limits_.kv_cache_memory_fraction >= 1) {
+      add("limits.kv_cache_memory_fraction", "1", "less than 1: the runtime takes no other share");
     }
     const CacheSettings& cache = *settings_.cache;
     if (cache.max_tokens < limits_.max_sequence_tokens) {
@@ -171,6 +181,23 @@ class Comparison {
     }
     if (!cache.onboard_blocks && engine_.paged_context_attention) {
       add(own("kv_cache.onboard_blocks").c_str(), "false", "true, since the engine has use_paged_context_fmha");
+    }
+    compare_defaults(cache);
+    if (cache.block_reuse && settings_.chunked_context && before_sound_reuse(contract_.runtime.version)) {
+      add(own("kv_cache.block_reuse").c_str(), "true",
+          "false, or chunked_context false: releases before 1.2.1 give away blocks that are not computed yet, and "
+          "runtime.version of the contract is " +
+              contract_.runtime.version);
+    }
+  }
+
+  // What the engine's builder put down for settings that are not made. 0 sink tokens are such a setting, since the
+  // runtime lets nobody make it.
+  void compare_defaults(const CacheSettings& cache) {
+    if (cache.sink_tokens == 0 && engine_.default_sink_tokens > 0) {
+      add(own("kv_cache.sink_tokens").c_str(), "0",
+          std::to_string(engine_.default_sink_tokens) +
+              ", since 0 leaves it to pretrained_config.runtime_defaults of config.json");
     }
   }
 

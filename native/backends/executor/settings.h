@@ -24,7 +24,6 @@ inline constexpr const char* kSettingsFile = "executor.json";
 
 enum class CapacityPolicy { kGuaranteedNoEvict, kMaxUtilization };
 enum class ChunkingPolicy { kFirstComeFirstServed, kEqualProgress };
-enum class GuideRuntime { kXgrammar, kLlguidance };
 
 struct CacheSettings {
   bool block_reuse = false;
@@ -62,7 +61,7 @@ struct Settings {
   bool prompt_table_offloading = false;
   bool trt_overlap = false;
   bool fail_fast_on_attention_window = false;
-  std::optional<GuideRuntime> guided_decoding;
+  bool guided_decoding = false;              // by xgrammar; the C++ runtime refuses llguidance
   std::vector<std::string> payload_outputs;  // of the engine, one for each layer of the contract's payload
 };
 

@@ -7,11 +7,20 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "control.h"
 #include "formula.h"
 #include "ifab/engine.h"
 
 namespace ifab::standin {
 namespace {
+
+// The one guide that the stand-in reads; of the others it takes any text.
+void read_guide(const trt::GuidedDecodingParams& guide) {
+  if (guide.getGuideType() == trt::GuidedDecodingParams::GuideType::kJSON_SCHEMA &&
+      !nlohmann::json::accept(guide.getGuide().value_or(""))) {
+    throw std::runtime_error("the JSON schema cannot be parsed");
+  }
+}
 
 simulated::Config card_of(const EngineFile& engine, const trt::ExecutorConfig& config) {
   simulated::Config card = engine.simulated;
@@ -52,11 +61,7 @@ void Batch::validate(const trt::Request& request) const {
     if (!engine_.semantics.guides_need_configuration) return;
     throw std::runtime_error("guided decoding was not set up");
   }
-  // The one guide that the stand-in reads; of the others it takes any text.
-  if (guide->getGuideType() == trt::GuidedDecodingParams::GuideType::kJSON_SCHEMA &&
-      !nlohmann::json::accept(guide->getGuide().value_or(""))) {
-    throw std::runtime_error("the JSON schema cannot be parsed");
-  }
+  if (!engine_.semantics.guides_are_read_in_the_pass) read_guide(*guide);
 }
 
 void Batch::take(const Queued& queued) {
@@ -161,20 +166,27 @@ void Batch::schedule() {
   }
 }
 
-const char* Batch::wrong_output() const {
+// The runtime counts the rows of an output against what it has asked for.
+void Batch::check_outputs() const {
+  const Semantics& semantics = engine_.semantics;
   for (const Active& active : active_) {
     const auto outputs = active.vendor->getOutputConfig().additionalModelOutputs;
     if (!active.inside || !outputs) continue;
     for (const trt::AdditionalModelOutput& output : *outputs) {
-      if (!engine_.has_output(output.name)) return "final index mismatch";
+      const bool misspelt = !engine_.has_output(output.name) && semantics.misspelt_output_fails_everybody;
+      const bool ungathered = engine_.ungathered.contains(output.name) && active.simulated.prompt.size() > 1 &&
+                              semantics.ungathered_output_fails_everybody;
+      if (misspelt || ungathered) throw std::runtime_error("final index mismatch");
     }
   }
-  return nullptr;
 }
 
 void Batch::run(trt::IterationStats& stats) {
-  if (const char* wrong = wrong_output(); wrong != nullptr && engine_.semantics.misspelt_output_fails_everybody) {
-    throw std::runtime_error(wrong);
+  if (control().card_fails) throw std::runtime_error("CUDA runtime error: an illegal memory access was encountered");
+  check_outputs();
+  for (const Active& active : active_) {
+    const auto guide = active.vendor->getGuidedDecodingParams();
+    if (active.inside && guide && engine_.semantics.guides_are_read_in_the_pass) read_guide(*guide);
   }
   const auto inside = static_cast<trt::SizeType32>(
       std::count_if(active_.begin(), active_.end(), [](const Active& active) { return active.inside; }));

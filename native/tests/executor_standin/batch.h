@@ -73,7 +73,8 @@ class Batch final : private Sink {
   void add_outputs(const Active& active, trt::Result& result);
   void remove(std::list<Active>::iterator at);
   Active* find(uint64_t id);
-  const char* wrong_output() const;
+  // Throws std::runtime_error.
+  void check_outputs() const;
 
   void prompt_computed(uint64_t, uint32_t) override {}
   void tokens(uint64_t id, uint32_t sample, std::span<const int32_t> tokens, std::span<const float> log_probs) override;

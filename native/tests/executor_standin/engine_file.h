@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The stand-in's engine, rank0.engine: JSON where the vendor has a plan. {"simulated": a simulated.json,
-// "end_token_ids": [...], "outputs": [{"name", "extents", "dtype"}], "semantics": {switch: bool},
-// "tokens_an_answer": N}.
+// "end_token_ids": [...], "outputs": [{"name", "extents", "dtype", "rows": "sequences" or "tokens"}], "semantics":
+// {switch: bool}, "tokens_an_answer": N}.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ namespace ifab::standin {
 struct EngineFile {
   simulated::Config simulated;
   std::vector<tensorrt::TensorInfo> tensors;
+  std::set<std::string> ungathered;  // of these, those with a row for each token
   Semantics semantics;
   uint32_t tokens_an_answer = 1;  // tokens that a streaming request has made before it is answered
   // From config.json.

@@ -46,6 +46,11 @@ void check(const EngineFile& engine, const ExecutorConfig& config) {
   if (semantics.world_must_match && static_cast<uint32_t>(control().world_size) != engine.ranks) {
     throw std::runtime_error("the world has another size than the engine has ranks");
   }
+  const auto& guides = config.guidedDecoding.value;
+  if (semantics.llguidance_is_refused && guides &&
+      guides->getBackend() == GuidedDecodingConfig::GuidedDecodingBackend::kLLGUIDANCE) {
+    throw std::runtime_error("llguidance is not supported by this runtime");
+  }
   if (semantics.padded_engines_are_refused && !engine.in_flight) {
     throw std::runtime_error("in-flight batching needs packed input and a paged cache");
   }
@@ -69,8 +74,13 @@ char const* version() noexcept {
   return "1.2.1";
 }
 
+void require(bool holds, char const* what) {
+  if (holds || !control().semantics.value_or(Semantics{}).setters_check_values) return;
+  throw std::runtime_error(std::string("Assertion failed: ") + what);
+}
+
 std::vector<std::string> KvCacheConfig::unstated() const {
-  std::vector<std::string> names;
+  std::vector<std::string> names = {"crossKvCacheFraction"};  // for engines with an encoder; no setter here
   note(names, "enableBlockReuse", enableBlockReuse);
   note(names, "enablePartialReuse", enablePartialReuse);
   note(names, "copyOnPartialReuse", copyOnPartialReuse);
@@ -107,7 +117,8 @@ std::vector<std::string> ParallelConfig::unstated() const {
 }
 
 std::vector<std::string> ExecutorConfig::unstated() const {
-  std::vector<std::string> names;
+  // Parts of the vendor's that have no setter here, because the backend offers none of them.
+  std::vector<std::string> names = {"peftCache", "logitsPostProcessor", "debug", "specDec", "cacheTransceiver"};
   note(names, "maxBeamWidth", maxBeamWidth);
   note(names, "maxBatchSize", maxBatchSize);
   note(names, "maxNumTokens", maxNumTokens);

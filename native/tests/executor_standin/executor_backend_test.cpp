@@ -53,6 +53,7 @@ class ExecutorBackendTest : public ::testing::Test {
     process.world_size = 1;
     process.register_plugins = true;
     process.semantics.reset();
+    process.card_fails = false;
     process.requests.clear();
     process.calls.clear();
   }
@@ -85,7 +86,26 @@ TEST_F(ExecutorBackendTest, BringsTheRuntimeUpInOrder) {
 
 TEST_F(ExecutorBackendTest, StatesEveryFieldOfTheConfiguration) {
   const Driver plain(small());
-  EXPECT_EQ(control().configuration->unstated(), std::vector<std::string>{"guidedDecoding"});
+  // Parts that are stated by leaving them out, as executor.json says of each.
+  const std::vector<std::string> absent = {"peftCache", "logitsPostProcessor", "debug",
+                                           "specDec",   "cacheTransceiver",    "kvCache.crossKvCacheFraction"};
+  std::vector<std::string> expected = absent;
+  expected.insert(expected.end(), {"kvCache.sinkTokenLength", "guidedDecoding"});
+  EXPECT_EQ(control().configuration->unstated(), expected);
+}
+
+TEST_F(ExecutorBackendTest, StatesOfAnAbsentCacheWhatTheRuntimeLetsOneState) {
+  const Driver mining(SimulatedEngine::mining(64));
+  const std::vector<std::string> unstated = control().configuration->kvCache.value.unstated();
+  EXPECT_EQ(unstated, (std::vector<std::string>{"crossKvCacheFraction", "maxAttentionWindowVec", "sinkTokenLength",
+                                                "freeGpuMemoryFraction"}));
+}
+
+TEST_F(ExecutorBackendTest, ListsTheTensorsOnTheCardThatRunsTheEngine) {
+  SimulatedEngine engine = small();
+  engine.payload_dtype = "float16";
+  const Driver driver(engine, {.executor = R"({"devices": [3]})"});
+  EXPECT_EQ(control().listed_on, 3);
 }
 
 TEST_F(ExecutorBackendTest, StatesWhatContractAndSettingsSay) {
@@ -94,7 +114,9 @@ TEST_F(ExecutorBackendTest, StatesWhatContractAndSettingsSay) {
       "kv_cache": {"offload_priority": 12, "sink_tokens": 4, "max_attention_window": [512, 1280]},
       "performance": {"cuda_graph_cache": 9}, "weights": {"gpu_percent": 0.75}})"});
   const tensorrt_llm::executor::ExecutorConfig& config = *control().configuration;
-  EXPECT_TRUE(config.unstated().empty());
+  for (const std::string& name : config.unstated()) {
+    EXPECT_TRUE(name != "guidedDecoding" && name != "kvCache.sinkTokenLength") << name;
+  }
   EXPECT_EQ(config.maxBatchSize.value, 8);
   EXPECT_EQ(config.maxNumTokens.value, 64);
   EXPECT_EQ(config.maxQueueSize.value, 32);
@@ -129,8 +151,8 @@ TEST_F(ExecutorBackendTest, IsOneInAProcess) {
 }
 
 TEST_F(ExecutorBackendTest, SaysWhatTheRuntimeRefuses) {
-  EXPECT_SAYS(refusal(small(), {.contract = R"({"runtime": {"version": "1.1.0"}})"}),
-              "runtime.version: 1.1.0, and this is TensorRT-LLM 1.2.1");
+  EXPECT_SAYS(refusal(small(), {.contract = R"({"runtime": {"version": "1.2.2"}})"}),
+              "runtime.version: 1.2.2, and this is TensorRT-LLM 1.2.1");
   control().world_size = 2;
   EXPECT_SAYS(refusal(small(), {}), "the runtime refuses the engine: the world has another size");
   control().world_size = 1;
@@ -143,9 +165,11 @@ TEST_F(ExecutorBackendTest, LooksUpOutputsBeforeTheyAreUsed) {
   engine.payload_dtype = "float16";
   EXPECT_SAYS(refusal(engine, {.executor = R"({"payload_outputs": ["hidden_0"]})"}),
               "\"hidden_0\", expected an output of the engine: hidden, logits");
-  const std::string other_type = R"({"outputs": [{"name": "hidden", "extents": [-1, 64], "dtype": "float32"}]})";
+  const std::string other_type =
+      R"({"outputs": [{"name": "hidden", "extents": [-1, 64], "dtype": "float32", "rows": "sequences"}]})";
   EXPECT_SAYS(refusal(engine, {.plan = other_type}), "hidden is float32, expected float16");
-  const std::string whole = R"({"outputs": [{"name": "hidden", "extents": [-1, -1, 64], "dtype": "float16"}]})";
+  const std::string whole =
+      R"({"outputs": [{"name": "hidden", "extents": [-1, -1, 64], "dtype": "float16", "rows": "sequences"}]})";
   EXPECT_SAYS(refusal(engine, {.plan = whole}), "hidden is [-1, -1, 64], expected [-1, 64]");
   const std::vector<std::string>& calls = control().calls;
   EXPECT_EQ(std::count(calls.begin(), calls.end(), "executor"), 0) << "none of them reached the runtime";
@@ -408,11 +432,48 @@ TEST_F(ExecutorBackendTest, IterationsThatScheduleNothingAreAStall) {
 
 // ---- faults ----
 
-TEST_F(ExecutorBackendTest, AnErrorThatArrivesAsAnAnswerIsTheRequestsOwn) {
+TEST_F(ExecutorBackendTest, AGuideThatCannotBeReadDoesNotGetIn) {
+  const Driver driver(small(), {.contract = R"({"capabilities": {"guided_decoding": ["json_schema"]}})",
+                                .executor = R"({"guided_decoding": "xgrammar"})"});
+  const auto compiled = [&](int32_t kind, std::string_view text) {
+    std::shared_ptr<const CompiledGuide> guide;
+    const Status status = const_cast<Driver&>(driver).backend().compile_guide(kind, text, guide);
+    EXPECT_EQ(status.ok(), guide != nullptr);
+    return status.code();
+  };
+  for (const auto& [kind, text] : {std::pair{IFAB_GUIDE_JSON_SCHEMA, R"({"type": "object"})"},
+                                   {IFAB_GUIDE_REGEX, "yes|no"},
+                                   {IFAB_GUIDE_GRAMMAR, "root ::= \"yes\" | \"no\""}}) {
+    EXPECT_EQ(compiled(kind, text), IFAB_OK) << text;
+  }
+  for (const auto& [kind, text] : {std::pair{IFAB_GUIDE_JSON_SCHEMA, "{"},
+                                   {IFAB_GUIDE_JSON_SCHEMA, R"({"type": 5})"},
+                                   {IFAB_GUIDE_REGEX, "(yes"},
+                                   {IFAB_GUIDE_GRAMMAR, "root ::= other"}}) {
+    EXPECT_EQ(compiled(kind, text), IFAB_INVALID_ARGUMENT) << text;
+  }
+  EXPECT_EQ(compiled(IFAB_GUIDE_JSON_SCHEMA, R"({"not": {"type": "null"}})"), IFAB_UNIMPLEMENTED);
+}
+
+TEST_F(ExecutorBackendTest, AGuideThatOnlyTheRuntimeRefusesFailsItsPass) {
   Driver driver(small(), {.contract = R"({"capabilities": {"guided_decoding": ["json_schema"]}})",
                           .executor = R"({"guided_decoding": "xgrammar"})"});
-  std::shared_ptr<const CompiledGuide> guide;
-  EXPECT_TRUE(driver.backend().compile_guide(IFAB_GUIDE_JSON_SCHEMA, "{", guide).ok()) << "nobody can tell yet";
+  control().gate.close();
+  Request wrong = driver.request_of(prompt_of(8, 1), 4);
+  wrong.guide_kind = IFAB_GUIDE_JSON_SCHEMA;
+  wrong.guide = "{";
+  driver.ask(prompt_of(8, 2), 4);
+  driver.ask(wrong);
+  control().gate.open();
+  ASSERT_TRUE(driver.run());
+  for (uint64_t id = 0; id < 2; ++id) EXPECT_EQ(driver.told(id).status.code(), IFAB_INTERNAL) << id;
+  EXPECT_TRUE(driver.failure.ok());
+}
+
+TEST_F(ExecutorBackendTest, AnErrorThatArrivesAsAnAnswerIsTheRequestsOwn) {
+  Driver driver(small(), {.contract = R"({"capabilities": {"guided_decoding": ["json_schema"]}})",
+                          .executor = R"({"guided_decoding": "xgrammar"})",
+                          .plan = R"({"semantics": {"guides_are_read_in_the_pass": false}})"});
   Request wrong = driver.request_of(prompt_of(8, 1), 4);
   wrong.guide_kind = IFAB_GUIDE_JSON_SCHEMA;
   wrong.guide = "{";
@@ -449,18 +510,49 @@ TEST_F(ExecutorBackendTest, AForwardPassThatThrowsFailsItsBatchAndNoMore) {
   EXPECT_EQ(driver.backend().room().slots, 8u);
 }
 
-TEST_F(ExecutorBackendTest, ACardThatFailsEveryPassIsGivenUp) {
+TEST_F(ExecutorBackendTest, ARequestThatFailsEveryPassDoesNotEndTheEngine) {
   SimulatedEngine engine = small();
   engine.request_faults = {{"throw", "prompt_token", 300, 0}};
   Driver driver(engine);
-  for (int turn = 0; turn < 2; ++turn) {
+  // As brokers run it again, alone.
+  for (uint64_t turn = 0; turn < 7; ++turn) {
     driver.ask({1, 300, 2}, 4);
     ASSERT_TRUE(driver.run()) << turn;
+    EXPECT_EQ(driver.told(turn).status.code(), IFAB_INTERNAL) << turn;
   }
-  driver.ask({1, 300, 2}, 4);
+  driver.ask(prompt_of(8, 1), 4);
+  ASSERT_TRUE(driver.run());
+  EXPECT_EQ(driver.told(7).samples[0].tokens.size(), 4u);
+  EXPECT_EQ(driver.backend().room().slots, 8u);
+  EXPECT_TRUE(driver.violations().empty());
+}
+
+TEST_F(ExecutorBackendTest, ACardThatFailsEveryPassIsGivenUp) {
+  Driver driver(small());
+  control().card_fails = true;
+  for (int turn = 0; turn < 2; ++turn) {
+    driver.ask(prompt_of(8, 1), 4);
+    ASSERT_TRUE(driver.run()) << turn;
+  }
+  driver.ask(prompt_of(8, 1), 4);
   EXPECT_FALSE(driver.run());
   EXPECT_EQ(driver.failure.code(), IFAB_UNAVAILABLE);
-  EXPECT_SAYS(driver.failure.message(), "3 forward passes in a row failed");
+  EXPECT_SAYS(driver.failure.message(), "3 forward passes in a row failed, and one of a prompt of our own");
+}
+
+TEST_F(ExecutorBackendTest, ACardThatHangsAfterFailuresIsGivenUpInTime) {
+  SimulatedEngine engine = small();
+  engine.longest_step_ms = 300;
+  Driver driver(engine);
+  control().card_fails = true;
+  control().gate.close();
+  for (int turn = 0; turn < 3; ++turn) {
+    driver.ask(prompt_of(8, 1), 4);
+    ASSERT_TRUE(let_pass(1));
+    while (!driver.told(static_cast<uint64_t>(turn)).ended()) (void)driver.step();
+  }
+  EXPECT_EQ(driver.failure.code(), IFAB_UNAVAILABLE) << "no pass more, and so no word of our own prompt";
+  control().gate.open();
 }
 
 TEST_F(ExecutorBackendTest, ARuntimeThatEndsIsAnEngineFailure) {
@@ -563,6 +655,14 @@ TEST_F(ExecutorBackendTest, ARuntimeThatWantsACacheSaysSoAtLoad) {
   EXPECT_SAYS(
       refusal(engine, {.config = paged, .plan = R"({"semantics": {"accepts_paged_attention_without_cache": false}})"}),
       "the runtime refuses the engine");
+}
+
+TEST_F(ExecutorBackendTest, AnOutputWithARowForEachTokenIsFoundAtLoad) {
+  const SimulatedEngine engine = SimulatedEngine::mining(64);
+  EXPECT_SAYS(refusal(engine, {.plan = R"({"outputs": [
+      {"name": "hidden", "extents": [-1, 64], "dtype": "float16", "rows": "tokens"}]})"}),
+              "the proving step: a forward pass failed, and with it all requests in it: Encountered an error in "
+              "forwardAsync function: final index mismatch");
 }
 
 TEST_F(ExecutorBackendTest, APayloadThatIsNotTheContractsIsFoundAtLoad) {

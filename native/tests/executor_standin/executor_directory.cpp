@@ -122,10 +122,13 @@ Json plan_of(const Json& contract, const Json& simulated) {
   if (const Json& payload = contract.at("capabilities").at("payload"); payload != kNotApplicable) {
     outputs.push_back({{"name", "hidden"},
                        {"extents", {-1, contract.at("model").at("hidden_size")}},
-                       {"dtype", payload.at("dtype")}});
+                       {"dtype", payload.at("dtype")},
+                       {"rows", "sequences"}});
   }
-  outputs.push_back(
-      {{"name", "logits"}, {"extents", {-1, contract.at("model").at("vocab_size")}}, {"dtype", "float32"}});
+  outputs.push_back({{"name", "logits"},
+                     {"extents", {-1, contract.at("model").at("vocab_size")}},
+                     {"dtype", "float32"},
+                     {"rows", "sequences"}});
   return {{"simulated", simulated},
           {"end_token_ids", contract.at("tokenizer").at("end_token_ids")},
           {"outputs", outputs},

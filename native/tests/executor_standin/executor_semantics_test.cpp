@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <functional>
 #include <map>
@@ -36,6 +37,7 @@ class Bench {
     process.gate.open();
     process.world_size = 1;
     process.semantics = semantics;
+    process.card_fails = false;
     process.most_active = 0;
     initTrtLlmPlugins();
     config.setMaxBatchSize(static_cast<int32_t>(engine_.slots));
@@ -168,6 +170,40 @@ bool padded_engines_are_refused(const Semantics& semantics) {
   return bench.is_refused();
 }
 
+bool setters_check_values(const Semantics& semantics) {
+  const Bench bench(semantics);
+  const std::function<void(trt::KvCacheConfig&)> refused[] = {
+      [](trt::KvCacheConfig& cache) { cache.setSinkTokenLength(0); },
+      [](trt::KvCacheConfig& cache) { cache.setFreeGpuMemoryFraction(1); },
+      [](trt::KvCacheConfig& cache) { cache.setMaxTokens(0); },
+      [](trt::KvCacheConfig& cache) { cache.setMaxAttentionWindowVec({16, 0}); },
+      [](trt::KvCacheConfig& cache) { cache.setAttentionDpEventsGatherPeriodMs(0); },
+  };
+  return std::all_of(std::begin(refused), std::end(refused), [](const auto& set) {
+    trt::KvCacheConfig cache;
+    try {
+      set(cache);
+    } catch (const std::exception&) {
+      return true;
+    }
+    return false;
+  });
+}
+
+trt::GuidedDecodingConfig guides(trt::GuidedDecodingConfig::GuidedDecodingBackend backend) {
+  trt::GuidedDecodingConfig guides(backend);
+  guides.setEncodedVocab({"a"});
+  guides.setTokenizerStr("{}");
+  guides.setStopTokenIds({0});
+  return guides;
+}
+
+bool llguidance_is_refused(const Semantics& semantics) {
+  Bench bench(semantics);
+  bench.config.setGuidedDecodingConfig(guides(trt::GuidedDecodingConfig::GuidedDecodingBackend::kLLGUIDANCE));
+  return bench.is_refused();
+}
+
 bool reuse_needs_paged_attention(const Semantics& semantics) {
   Bench bench(semantics, Bench::small(),
               {.config = R"({"build_config": {"plugin_config": {"use_paged_context_fmha": false}}})"});
@@ -198,6 +234,20 @@ bool guides_need_configuration(const Semantics& semantics) {
   const trt::IdType id = bench.ask(request);
   bench.hear(1);
   return bench.has_error(id);
+}
+
+bool guides_are_read_in_the_pass(const Semantics& semantics) {
+  Bench bench(semantics);
+  bench.config.setGuidedDecodingConfig(guides(trt::GuidedDecodingConfig::GuidedDecodingBackend::kXGRAMMAR));
+  control().gate.close();
+  bench.executor();
+  const trt::IdType innocent = bench.ask(request_of(8, 1, 8));
+  trt::Request request = request_of(8, 2, 4);
+  request.setGuidedDecodingParams(trt::GuidedDecodingParams(trt::GuidedDecodingParams::GuideType::kJSON_SCHEMA, "{"));
+  const trt::IdType guilty = bench.ask(request);
+  control().gate.open();
+  bench.hear(2);
+  return bench.has_error(guilty) && bench.has_error(innocent);
 }
 
 bool queue_limit_throws(const Semantics& semantics) {
@@ -339,6 +389,21 @@ bool misspelt_output_fails_everybody(const Semantics& semantics) {
   return bench.has_error(innocent);
 }
 
+bool ungathered_output_fails_everybody(const Semantics& semantics) {
+  Bench bench(semantics, Bench::small(), {.plan = R"({"outputs": [
+      {"name": "hidden", "extents": [-1, 64], "dtype": "float32", "rows": "tokens"}]})"});
+  const auto fails = [&](size_t prompt) {
+    trt::Request request = request_of(prompt, 2, 1);
+    trt::OutputConfig output = request.getOutputConfig();
+    output.additionalModelOutputs = {trt::AdditionalModelOutput("hidden")};
+    request.setOutputConfig(output);
+    const trt::IdType id = bench.ask(request);
+    bench.hear(1);
+    return bench.has_error(id);
+  };
+  return !fails(1) && fails(2);
+}
+
 // ---- answers and ends ----
 
 bool cancel_reaches_active_only(const Semantics& semantics) {
@@ -462,6 +527,10 @@ const std::map<std::string_view, std::function<bool(const Semantics&)>>& checks(
       {"paged_attention_needs_onboarding", paged_attention_needs_onboarding},
       {"padded_engines_are_refused", padded_engines_are_refused},
       {"reuse_needs_paged_attention", reuse_needs_paged_attention},
+      {"setters_check_values", setters_check_values},
+      {"llguidance_is_refused", llguidance_is_refused},
+      {"guides_are_read_in_the_pass", guides_are_read_in_the_pass},
+      {"ungathered_output_fails_everybody", ungathered_output_fails_everybody},
       {"validates_in_the_loop", validates_in_the_loop},
       {"guides_need_configuration", guides_need_configuration},
       {"queue_limit_throws", queue_limit_throws},

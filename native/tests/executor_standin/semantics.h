@@ -18,23 +18,27 @@ struct Semantics {
   bool paged_attention_needs_onboarding = true;
   bool padded_engines_are_refused = true;   // and those with a continuous cache
   bool reuse_needs_paged_attention = true;  // else it is switched off, with a warning in a log
+  bool setters_check_values = true;         // of a configuration: no 0 sink tokens, no whole share of the memory
+  bool llguidance_is_refused = true;        // which the interface names
 
   // Taking requests.
-  bool validates_in_the_loop = true;      // a wrong request is accepted, and answered with an error later
-  bool guides_need_configuration = true;  // and that is an error of the request too
-  bool queue_limit_throws = true;         // enqueueRequest() throws where the queue is full
-  bool output_has_input = true;           // without streaming, unless it is excluded
-  bool end_unset_runs_on = true;          // no end id: nothing but stop words and length ends a sequence
-  bool seed_unset_is_zero = true;         // requests without a seed all draw the same
+  bool validates_in_the_loop = true;        // a wrong request is accepted, and answered with an error later
+  bool guides_need_configuration = true;    // and that is an error of the request too
+  bool guides_are_read_in_the_pass = true;  // that begins their request, so that a wrong one fails everybody
+  bool queue_limit_throws = true;           // enqueueRequest() throws where the queue is full
+  bool output_has_input = true;             // without streaming, unless it is excluded
+  bool end_unset_runs_on = true;            // no end id: nothing but stop words and length ends a sequence
+  bool seed_unset_is_zero = true;           // requests without a seed all draw the same
 
   // The batch.
-  bool takes_at_most_a_batch = true;            // active sequences; the others wait in the queue
-  bool holds_back_followers = true;             // while somebody computes the block that they would share
-  bool first_blocks_others = true;              // whose need does not fit, even if later ones would
-  bool no_room_is_no_error = true;              // maximum utilisation, nothing fits: an iteration that does nothing
-  bool forward_fails_everybody = true;          // an exception in a pass ends all active requests
-  bool forward_goes_on = true;                  // and the loop with the next ones
-  bool misspelt_output_fails_everybody = true;  // a name that the engine does not have, at the first pass
+  bool takes_at_most_a_batch = true;              // active sequences; the others wait in the queue
+  bool holds_back_followers = true;               // while somebody computes the block that they would share
+  bool first_blocks_others = true;                // whose need does not fit, even if later ones would
+  bool no_room_is_no_error = true;                // maximum utilisation, nothing fits: an iteration that does nothing
+  bool forward_fails_everybody = true;            // an exception in a pass ends all active requests
+  bool forward_goes_on = true;                    // and the loop with the next ones
+  bool misspelt_output_fails_everybody = true;    // a name that the engine does not have, at the first pass
+  bool ungathered_output_fails_everybody = true;  // one with a row for each token, where a pass has more than one
 
   // Answers and ends.
   bool cancel_reaches_active_only = true;  // what is queued stays until it is active
@@ -70,8 +74,11 @@ inline constexpr std::array kFacts = {
     Switch{"paged_attention_needs_onboarding", &Semantics::paged_attention_needs_onboarding},
     Switch{"padded_engines_are_refused", &Semantics::padded_engines_are_refused},
     Switch{"reuse_needs_paged_attention", &Semantics::reuse_needs_paged_attention},
+    Switch{"setters_check_values", &Semantics::setters_check_values},
+    Switch{"llguidance_is_refused", &Semantics::llguidance_is_refused},
     Switch{"validates_in_the_loop", &Semantics::validates_in_the_loop},
     Switch{"guides_need_configuration", &Semantics::guides_need_configuration},
+    Switch{"guides_are_read_in_the_pass", &Semantics::guides_are_read_in_the_pass},
     Switch{"queue_limit_throws", &Semantics::queue_limit_throws},
     Switch{"output_has_input", &Semantics::output_has_input},
     Switch{"end_unset_runs_on", &Semantics::end_unset_runs_on},
@@ -83,6 +90,7 @@ inline constexpr std::array kFacts = {
     Switch{"forward_fails_everybody", &Semantics::forward_fails_everybody},
     Switch{"forward_goes_on", &Semantics::forward_goes_on},
     Switch{"misspelt_output_fails_everybody", &Semantics::misspelt_output_fails_everybody},
+    Switch{"ungathered_output_fails_everybody", &Semantics::ungathered_output_fails_everybody},
     Switch{"cancel_reaches_active_only", &Semantics::cancel_reaches_active_only},
     Switch{"cancelled_has_no_tokens", &Semantics::cancelled_has_no_tokens},
     Switch{"cancelling_log_probs_aborts", &Semantics::cancelling_log_probs_aborts},

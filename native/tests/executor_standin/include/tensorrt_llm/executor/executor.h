@@ -22,6 +22,9 @@ namespace tensorrt_llm::executor {
 
 char const* version() noexcept;
 
+// For setters: throws where the value is one that the vendor's refuses.
+void require(bool holds, char const* what);
+
 // A value with its default, and whether somebody stated it.
 template <class T>
 struct Stated {
@@ -217,10 +220,22 @@ class KvCacheConfig {
   void setEnableBlockReuse(bool value) { enableBlockReuse.set(value); }
   void setEnablePartialReuse(bool value) { enablePartialReuse.set(value); }
   void setCopyOnPartialReuse(bool value) { copyOnPartialReuse.set(value); }
-  void setMaxTokens(std::optional<SizeType32> value) { maxTokens.set(value); }
-  void setMaxAttentionWindowVec(std::vector<SizeType32> value) { maxAttentionWindowVec.set(std::move(value)); }
-  void setSinkTokenLength(SizeType32 value) { sinkTokenLength.set(value); }
-  void setFreeGpuMemoryFraction(FloatType value) { freeGpuMemoryFraction.set(value); }
+  void setMaxTokens(std::optional<SizeType32> value) {
+    require(value.value_or(1) > 0, "maxTokens");
+    maxTokens.set(value);
+  }
+  void setMaxAttentionWindowVec(std::vector<SizeType32> value) {
+    for (SizeType32 const window : value) require(window > 0, "maxAttentionWindow");
+    maxAttentionWindowVec.set(std::move(value));
+  }
+  void setSinkTokenLength(SizeType32 value) {
+    require(value > 0, "sinkTokenLength");
+    sinkTokenLength.set(value);
+  }
+  void setFreeGpuMemoryFraction(FloatType value) {
+    require(value > 0 && value < 1, "freeGpuMemoryFraction");
+    freeGpuMemoryFraction.set(value);
+  }
   void setHostCacheSize(size_t value) { hostCacheSize.set(value); }
   void setOnboardBlocks(bool value) { onboardBlocks.set(value); }
   void setSecondaryOffloadMinPriority(std::optional<RetentionPriority> value) {
@@ -228,7 +243,10 @@ class KvCacheConfig {
   }
   void setEventBufferMaxSize(size_t value) { eventBufferMaxSize.set(value); }
   void setUseUvm(bool value) { useUvm.set(value); }
-  void setAttentionDpEventsGatherPeriodMs(SizeType32 value) { attentionDpEventsGatherPeriodMs.set(value); }
+  void setAttentionDpEventsGatherPeriodMs(SizeType32 value) {
+    require(value > 0, "attentionDpEventsGatherPeriodMs");
+    attentionDpEventsGatherPeriodMs.set(value);
+  }
   void setMaxGpuTotalBytes(std::uint64_t value) { maxGpuTotalBytes.set(value); }
   // What of it nobody has stated.
   [[nodiscard]] std::vector<std::string> unstated() const;
