@@ -61,6 +61,8 @@ class Built:
     engine_digest: str
     fresh: bool
     """Whether this build made it; False where it was there already."""
+    remarks: tuple[str, ...] = ()
+    """What the engine could have had and has not, each with the reason, for people."""
 
 
 def ignore_progress(_progress: Progress) -> None:

@@ -159,19 +159,19 @@ def cards() -> list[int]:
     """The machine's numbers of the cards that are ours: CUDA_VISIBLE_DEVICES, or all of them."""
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         return [int(number) for number in visible.split(",")]
-    with _driver() as nvml:
+    with driver() as nvml:
         return list(range(nvml.nvmlDeviceGetCount()))
 
 
 def card_mb() -> int:
     """Memory in use on the first card, in MB, as the driver counts it: everything that any process holds there."""
-    with _driver() as nvml:
+    with driver() as nvml:
         return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(cards()[0])).used / 1e6)
 
 
 def worker_mib(served: Served) -> float | None:
     """Memory of the first worker's process on its card, in MiB; None where the driver does not tell."""
-    with _driver() as nvml:
+    with driver() as nvml:
         handle = nvml.nvmlDeviceGetHandleByIndex(served.cards[0])
         for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
             if process.pid == served.workers[0] and process.usedGpuMemory is not None:
@@ -203,7 +203,7 @@ class Idleness:
         self._watch.join()
 
     def _look(self) -> None:
-        with _driver() as nvml:
+        with driver() as nvml:
             handles = [nvml.nvmlDeviceGetHandleByIndex(card) for card in self.cards]
             while not self._over.wait(WATCH_S):
                 self._busy += [nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles]
@@ -258,7 +258,8 @@ def _wait_for(provisioner: str, nodes: int) -> None:
 
 
 @contextlib.contextmanager
-def _driver() -> Iterator[Any]:
+def driver() -> Iterator[Any]:
+    """The driver's own table of cards, opened."""
     import pynvml
 
     pynvml.nvmlInit()

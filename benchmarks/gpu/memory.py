@@ -19,6 +19,11 @@ What each part rests on:
     buffers      the embedded runtime's conversions of a product's input and output to 16 bits, and the 32 MiB that
                  cuBLAS is given; the launcher's own two buffers of every input and output
     context      assumed, `--context-mib`: the driver's context and the kernels' code of one process
+    runtime, engine, launch
+                 TensorRT, `--runtime-mib`, `--engine-mib`, `--launch-mib`, 0 unless they are given: what creating the
+                 runtime, reading the plan beyond its weights, and the first launch take, as `mining_engine` measures
+                 them on a card (its `memory` line); `--context-mib` is then its `driver_context_bytes`, and
+                 `--activations-mib` its `context_bytes` instead of the estimate
 """
 
 from __future__ import annotations
@@ -31,9 +36,11 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.gpu.llama_engine import GRANULE, HIDDEN, INTERMEDIATE, VOCABULARY, CardEngine, cache_bytes
+from benchmarks.gpu.mining_model import ROW_TOKENS, dense_7b
+from benchmarks.gpu.mining_plan import PARTS
 from engines.card_tier import CardSet
 from engines.graph.footprint import peak_bytes
-from engines.mining.layer import Fp8Scales
+from engines.mining.layer import RECORDED, Fp8Scales, Fusion
 from engines.mining.network import QUANTIZED_INPUTS, build_network
 from engines.model_config import ModelConfig, ModelShape
 from engines.planner import MIB, activation_token_bytes, weights_bytes
@@ -42,7 +49,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 CONTEXT_MIB: Final = 560
-ROW_TOKENS: Final = 128
+MEASURED: Final = ("runtime", "engine", "launch")
+"""Parts of a TensorRT process that nothing predicts, but a card shows once for all engines of one release."""
 CUBLAS_WORKSPACE: Final = 32 * MIB
 LAUNCHER_BUFFERS: Final = 2
 _CARDS: Final = CardSet("nvidia-h200", "9.0", 143771, 0, 1, 1, 1)
@@ -83,13 +91,15 @@ def llama_parts(engine: CardEngine) -> dict[str, int]:
     }
 
 
-def mining_parts(shape: ModelShape, *, rows: int, prompts: int, fp8: bool, packed: bool) -> dict[str, int]:
+def mining_parts(
+    shape: ModelShape, *, rows: int, prompts: int, fp8: bool, packed: bool, fused: Fusion = RECORDED
+) -> dict[str, int]:
     """Memory of a mining engine behind the raw TensorRT launcher, in bytes, with launches of at most `rows` rows."""
     model = ModelConfig(shape, tied_embeddings=False, trained_tokens=ROW_TOKENS, end_token_ids=())
     two = ModelShape(2, *(getattr(shape, name) for name in ModelShape.__slots__ if name != "layers"))
     names = QUANTIZED_INPUTS.values()
     scales = Fp8Scales({f"layers_{index}.{name}": 1.0 for index in range(2) for name in names}) if fp8 else None
-    graph = build_network(two, Zeros(two), row_tokens=ROW_TOKENS, packed=packed, scales=scales)
+    graph = build_network(two, Zeros(two), row_tokens=ROW_TOKENS, packed=packed, scales=scales, fused=fused)
     extents = {"rows": rows, "tokens": rows * ROW_TOKENS, "prompts": prompts}
     inputs = (3 if packed else 1) * rows * ROW_TOKENS * 4 + prompts * 4
     return {
@@ -127,6 +137,10 @@ def main() -> None:
     mining.add_argument("--rows", type=int, required=True)
     mining.add_argument("--prompts", type=int, help="most prompts of a launch; four times the rows, as it is built")
     mining.add_argument("--format", choices=("bfloat16", "fp8"), required=True)
+    mining.add_argument("--parts", nargs="+", choices=PARTS, default=[], help="of a layer that are kernels of our own")
+    mining.add_argument("--activations-mib", type=int, help="measured, instead of the estimate")
+    for name in MEASURED:
+        mining.add_argument(f"--{name}-mib", type=int, default=0, help="measured on a card")
     mining.add_argument("--layout", choices=("packed", "own-rows"), default="packed")
     for each in (llama, mining):
         each.add_argument("--context-mib", type=int, default=CONTEXT_MIB, help=f"assumed; {CONTEXT_MIB} by default")
@@ -145,10 +159,14 @@ def main() -> None:
         )
         report(llama_parts(engine), said.context_mib, said.seen_mib, {"engine": "llama"})
         return
-    shape = ModelShape(said.layers, 4096, 11008, 32, 32, 128, 32000, 1e-5, 10000.0)
+    shape = dense_7b(said.layers)
     prompts = said.prompts or 4 * said.rows
     packed = said.layout == "packed"
-    parts = mining_parts(shape, rows=said.rows, prompts=prompts, fp8=said.format == "fp8", packed=packed)
+    fused = Fusion(**dict.fromkeys(said.parts, True))
+    parts = mining_parts(shape, rows=said.rows, prompts=prompts, fp8=said.format == "fp8", packed=packed, fused=fused)
+    if said.activations_mib is not None:
+        parts["activations"] = said.activations_mib * MIB
+    parts |= {name: getattr(said, f"{name}_mib") * MIB for name in MEASURED}
     weights = "fp8" if said.format == "fp8" else "bfloat16"
     planned = said.rows * ROW_TOKENS * activation_token_bytes(shape, weights, _CARDS, row_tokens=ROW_TOKENS)
     report(parts, said.context_mib, said.seen_mib, {"engine": "mining", "planner_activations": planned})

@@ -2,6 +2,7 @@
 """Serves the mining network on a card through the whole suite, checks every kind of answer, and measures it.
 
     python3 -m benchmarks.gpu.serve_mining --format bfloat16 --rows 16 --prompts 20000 --work FOLDER
+    python3 -m benchmarks.gpu.serve_mining --format fp8 --layers 32 --rows 64 --prompts 8000 --fused LIB --work FOLDER
 
 Client, broker, provisioner and worker are processes of their own on loopback; IFAB_ENGINE_LIBRARY names a library that
 is built with the raw TensorRT backend. Beside it, in the same run: the bare loop (the same plan, launched back to back
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import zlib
 from pathlib import Path
@@ -21,14 +23,21 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 
+from benchmarks.gpu import mining_plan
 from benchmarks.gpu.driving import card_mb, run, suite, worker_mib
-from benchmarks.gpu.mining_engine import ROW_TOKENS, RandomWeights, Runner, make_feeds, timed, torch_reference
-from engines.graph.tensorrt_lowering import ProfileRange, build_plan
+from benchmarks.gpu.mining_model import (
+    ROW_TOKENS,
+    RandomWeights,
+    dense_7b,
+    expected_and_scales,
+    make_feeds,
+    torch_reference,
+)
+from benchmarks.gpu.plan_runner import Runner
+from benchmarks.gpu.roofline import timed
+from engines.graph import plugins
 from engines.mining.directory import MiningEngine, write_directory
-from engines.mining.layer import Fp8Scales
-from engines.mining.network import build_network
 from engines.mining.packing import pack
-from engines.model_config import ModelShape
 from engines.simulated import write_simulated_engine
 from ifabric.broker.v1 import broker_service_pb2 as pb
 from ifabric.broker.v1 import broker_service_pb2_grpc as pb_grpc
@@ -37,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from benchmarks.gpu.driving import Served
+    from engines.model_config import ModelShape
 
 ROWS_A_MESSAGE = 64
 
@@ -46,21 +56,26 @@ def build(arguments: argparse.Namespace) -> tuple[Path, ModelShape, RandomWeight
     import tensorrt_bindings as trt
     import torch
 
-    shape = ModelShape(arguments.layers, 4096, 11008, 32, 32, 128, 32000, 1e-5, 10000.0)
+    shape = dense_7b(arguments.layers)
     weights = RandomWeights(shape, 7)
-    largest: dict[str, float] = {}
-    torch_reference(shape, weights, make_feeds(shape, 8, 3), largest)
-    scales = Fp8Scales({name: value / 448.0 for name, value in largest.items()}) if arguments.format == "fp8" else None
-    rows = arguments.rows
-    ranges = {"rows": ProfileRange(1, rows, rows), "prompts": ProfileRange(1, rows, rows * 4)}
+    _, found = expected_and_scales(shape, weights, make_feeds(shape, 8, 3))
+    scales = found if arguments.format == "fp8" else None
+    rows, fused = arguments.rows, mining_plan.fusion_of(arguments)
+    if arguments.fused is not None:
+        plugins.load(trt, arguments.fused)
+        # Whoever starts below finds the library by its name; beside an installed native library none of this is needed.
+        paths = [str(arguments.fused.resolve().parent), os.environ.get("LD_LIBRARY_PATH", "")]
+        os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, paths))
     logger = trt.Logger(trt.Logger.WARNING)
-    network = build_network(shape, weights, packed=arguments.layout == "packed", scales=scales)
-    plan, _ = build_plan(trt, logger, network, ranges, workspace_bytes=16 << 30)
+    packed = arguments.layout == "packed"
+    made = mining_plan.make_plan(trt, logger, shape, weights, rows=rows, scales=scales, packed=packed, fused=fused)
+    plan = made.plan
+    print(f"recorded in {made.recorded_s:.0f} s, built in {made.built_s:.0f} s, {len(plan) / 1e9:.2f} GB", flush=True)
     runner = Runner(trt, logger, plan)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         runner.bind(make_feeds(shape, rows, 5), shape.hidden_size)
-        bare = rows * ROW_TOKENS / statistics.median(timed(runner.launch, 100)) * 1e3
+        bare = rows * ROW_TOKENS / statistics.median(timed(runner.launch, 30 if shape.layers > 8 else 100)) * 1e3
     del runner
     major, minor = torch.cuda.get_device_capability()
     name = torch.cuda.get_device_name().lower().replace(" ", "-")
@@ -78,8 +93,9 @@ def build(arguments: argparse.Namespace) -> tuple[Path, ModelShape, RandomWeight
         card_memory_bytes=len(plan) + (4 << 30),
         longest_step_ms=5000,
         runtime_version=trt.__version__,
-        flags=(f"rows={rows}", f"layout={arguments.layout}", "weights=random"),
+        flags=(f"rows={rows}", f"layout={arguments.layout}", "weights=random", f"kernels={mining_plan.label(fused)}"),
         calibration="8 random rows" if scales else None,
+        plugins=() if arguments.fused is None else (plugins.LIBRARY,),
     )
     scratch = arguments.work / "tokenizer"
     write_simulated_engine(scratch)
@@ -170,6 +186,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--work", type=Path, required=True)
+    mining_plan.add_options(parser)
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     directory, shape, weights, bare = build(arguments)
@@ -195,6 +212,7 @@ def main() -> None:
         "layout": arguments.layout,
         "rows": arguments.rows,
         "layers": arguments.layers,
+        "kernels": mining_plan.label(mining_plan.fusion_of(arguments)),
         "bare_tokens_per_s": bare,
         "suite_tokens_per_s": rates,
         "returned_over_omitted": statistics.median(rates["returned"]) / statistics.median(rates["omitted"]),

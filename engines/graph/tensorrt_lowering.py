@@ -126,7 +126,7 @@ class _Lowering:
         layer = method(operation, *(self.values[tensor.name] for tensor in operation.inputs))
         if layer is None:
             raise BuilderRefusedError(f"the builder refused {operation.kind} {operation.name}")
-        layer.name = operation.name
+        layer.name = layer.metadata = operation.name  # kernels that the builder names itself keep the metadata
         self.values[operation.output.name] = layer.get_output(0)
 
     def _constant(self, operation: Operation) -> Any:
@@ -201,6 +201,8 @@ class _Lowering:
         return self.network.add_dequantize(x, scale, self.dtype(operation.output.dtype))
 
     def _plugin(self, operation: Operation, *inputs: Any) -> Any:
+        if not hasattr(self.network, "add_plugin_v3"):
+            raise BuilderRefusedError(f"{operation.kind} {operation.name} is a plugin, and this builder takes none")
         plugin = plugins.create(self.trt, operation)
         self.keep.append(plugin)
         return self.network.add_plugin_v3(list(inputs), [], plugin)

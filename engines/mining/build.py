@@ -19,9 +19,10 @@ import tokenizers
 from engines import inspect, model_config, planner, sources
 from engines.build import Built, Progress, ignore_progress
 from engines.checkpoint import Checkpoint
+from engines.graph import plugins
 from engines.mining import builder, calibration
 from engines.mining.directory import PLAN_FILE, TOKENIZER_FILE, MiningEngine, publish_steps
-from engines.mining.layer import Fp8Scales
+from engines.mining.layer import RECORDED, Fp8Scales, Fusion
 from engines.mining.network import build_network
 from engines.publish import workplace
 from services.common.contract import engine_digest
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from engines.card_tier import CardTier
     from engines.model_config import ModelConfig, ModelShape
 
-_RECIPE: Final = 1
+_RECIPE: Final = 2
 """Number of the way in which engines are made here; another number makes every engine anew."""
 _SCALES_FILE: Final = "scales.json"
 CALIBRATION_PROMPTS_MAX: Final = 512
@@ -91,7 +92,9 @@ def build_mining_engine(wanted: MiningBuild, *, compiler: builder.Compiler | Non
         _hold(checkpoint, config.shape)
         wanted.progress(Progress("reading the checkpoint", 0, 1))
         texts = None if wanted.calibration is None or limits.weights != _FP8 else _read(wanted.calibration)
-        inputs = _inputs(wanted, compiler, checkpoint.digest(), sources.digest(tokenizer), texts)
+        fused, why = _fusion(config.shape, limits.row_tokens, compiler)
+        inputs = _inputs(wanted, compiler, fused, checkpoint.digest(), sources.digest(tokenizer), texts)
+        remarks = () if why is None else (f"attention is left to TensorRT's own kernels: {why}",)
         rows = limits.step_token_budget // limits.row_tokens
         engine = MiningEngine(
             engine_id=f"{wanted.engine_name}-{limits.weights}-{tier.name}",
@@ -107,12 +110,18 @@ def build_mining_engine(wanted: MiningBuild, *, compiler: builder.Compiler | Non
             card_memory_bytes=planned.memory.total,
             longest_step_ms=limits.longest_step_ms,
             runtime_version=compiler.version,
-            flags=(f"tier={tier.name}", "network=engines.mining", f"{inspect.INPUTS_FLAG}={inputs}"),
+            flags=(
+                f"tier={tier.name}",
+                "network=engines.mining",
+                f"attention={'fused' if fused.attention else 'recorded'}",
+                f"{inspect.INPUTS_FLAG}={inputs}",
+            ),
+            plugins=(plugins.LIBRARY,) if fused.attention else (),
             calibration=None if texts is None else f"{len(texts.splitlines())} texts, sha256 {_sha256(texts)[:16]}",
         )
         with workplace(wanted.target) as place:
             if inspect.made_of(wanted.target, inputs) is not None:
-                return Built(wanted.target, engine.engine_id, engine_digest(wanted.target), fresh=False)
+                return Built(wanted.target, engine.engine_id, engine_digest(wanted.target), False, remarks)
             place.begin(inputs, planned.memory.weights + (256 << 20))
 
             def scales() -> Fp8Scales | None:
@@ -128,14 +137,19 @@ def build_mining_engine(wanted: MiningBuild, *, compiler: builder.Compiler | Non
                 found = scales()
                 wanted.progress(Progress("compiling the plan", 0, 1))
                 graph = build_network(
-                    config.shape, checkpoint, row_tokens=limits.row_tokens, scales=found, layers=wanted.layers
+                    config.shape,
+                    checkpoint,
+                    row_tokens=limits.row_tokens,
+                    scales=found,
+                    layers=wanted.layers,
+                    fused=fused,
                 )
                 part.write_bytes(compiler.compile(graph, rows=rows, slots=planned.slots))
 
             place.step(PLAN_FILE, compile_plan)
             wanted.progress(Progress("publishing", 0, 1))
             publish_steps(place, engine, tokenizer.read_bytes())
-    return Built(wanted.target, engine.engine_id, engine_digest(wanted.target), fresh=True)
+    return Built(wanted.target, engine.engine_id, engine_digest(wanted.target), True, remarks)
 
 
 def weight_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
@@ -171,14 +185,23 @@ def _hold(checkpoint: Checkpoint, shape: ModelShape) -> None:
         raise FailedPreconditionError(f"{checkpoint.directory}: tensor {biases[0]} is a bias, and the network has none")
 
 
+def _fusion(shape: ModelShape, row_tokens: int, compiler: builder.Compiler) -> tuple[Fusion, str | None]:
+    """Which parts are kernels of our own, and why attention is not, where it is not."""
+    if compiler.plugins is None:
+        return RECORDED, f"{plugins.LIBRARY} is not in `plugins` beside the native library"
+    why = plugins.limits(heads=shape.heads, kv_heads=shape.kv_heads, head_size=shape.head_size, row_tokens=row_tokens)
+    return (Fusion(attention=True), None) if why is None else (RECORDED, why)
+
+
 def _inputs(
     wanted: MiningBuild,
     compiler: builder.Compiler,
+    fused: Fusion,
     weights: str,
     tokenizer: str,
     texts: bytes | None,
 ) -> str:
-    what = (asdict(wanted.tier), wanted.engine_name, wanted.layers)
+    what = (asdict(wanted.tier), wanted.engine_name, wanted.layers, asdict(fused))
     parts: tuple[Any, ...] = (_RECIPE, what, compiler.version, weights, tokenizer, _sha256(texts or b""))
     return _sha256(repr(parts).encode())
 

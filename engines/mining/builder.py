@@ -8,11 +8,14 @@ a card of the tier. TensorRT for RTX compiles without a card; what it compiles r
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from engines.graph.tensorrt_lowering import BuilderRefusedError, ProfileRange, build_plan, dynamic_extents
+from engines.graph import plugins
+from engines.graph.plugins import BuilderRefusedError
+from engines.graph.tensorrt_lowering import ProfileRange, build_plan, dynamic_extents
 from services.common.errors import FailedPreconditionError, NotFoundError
 
 if TYPE_CHECKING:
@@ -23,6 +26,9 @@ PACKAGES: Final = ("tensorrt", "tensorrt_bindings")
 RTX_PACKAGE: Final = "tensorrt_rtx"
 WORKSPACE_BYTES: Final = 8 << 30
 _DRIVER = Path("/proc/driver/nvidia/version")
+_NATIVE_VARIABLE: Final = "IFAB_ENGINE_LIBRARY"
+"""Names the native library's file where it is not the checkout's own, as for workers."""
+_PLUGINS_FOLDER: Final = "plugins"
 
 
 class Compiler(Protocol):
@@ -31,6 +37,11 @@ class Compiler(Protocol):
     @property
     def version(self) -> str:
         """Of the runtime that executes the plans, such as `10.14.1`."""
+        ...
+
+    @property
+    def plugins(self) -> Path | None:
+        """The library with the plugins that its plans may use; None where there is none."""
         ...
 
     def compile(self, graph: Graph, *, rows: int, slots: int) -> bytes:
@@ -45,6 +56,8 @@ class Builder:
     module: Any
     version: str
     """Such as `10.14.1`."""
+    plugins: Path | None = None
+    """The library with kernels of our own, where it is there and this builder takes plugins."""
 
     def compile(self, graph: Graph, *, rows: int, slots: int) -> bytes:
         """Compiles a mining network.
@@ -61,6 +74,8 @@ class Builder:
         largest = {"rows": rows, "prompts": slots}
         ranges = {name: ProfileRange(1, largest[name], largest[name]) for name in dynamic_extents(graph)}
         try:
+            if self.plugins is not None and plugins.kinds_of(graph):
+                plugins.load(self.module, self.plugins)
             return build_plan(self.module, log, graph, ranges, workspace_bytes=WORKSPACE_BYTES)[0]
         except BuilderRefusedError as error:
             last = log.last or str(error)
@@ -87,12 +102,24 @@ def find(*, rtx: bool = False) -> Builder:
                 "TensorRT compiles a plan on the card that it is for, and this machine has no NVIDIA driver: build on "
                 "a machine with the card of the tier"
             )
-        return Builder(module, str(module.__version__))
+        return Builder(module, str(module.__version__), None if rtx else plugin_library())
     wanted = RTX_PACKAGE if rtx else PACKAGES[0]
     raise NotFoundError(
         f"a mining engine is compiled by TensorRT's builder, whose Python package {wanted} is not installed: build "
         "in an environment with the extra `tensorrt`, on a machine with the card of the tier"
     )
+
+
+def plugin_library() -> Path | None:
+    """The plugin library where workers find it too: in `plugins` beside their native library; None if it is not there.
+
+    An engine's configuration names the library and no path, so that a directory is right wherever the suite is
+    installed.
+    """
+    named = os.environ.get(_NATIVE_VARIABLE)
+    native = Path(named) if named else Path(__file__).resolve().parents[2] / "build" / "native" / "libifab_engine.so"
+    library = native.parent / _PLUGINS_FOLDER / plugins.LIBRARY
+    return library if library.is_file() else None
 
 
 def _logger(module: Any) -> Any:

@@ -51,6 +51,8 @@ class MiningEngine:
     runtime_version: str
     flags: tuple[str, ...]
     calibration: str | None
+    plugins: tuple[str, ...] = ()
+    """Libraries with the plugins that the plan uses; a worker finds them in `plugins` beside its native library."""
 
 
 def write_directory(target: Path, engine: MiningEngine, plan: bytes, tokenizer: bytes) -> str:
@@ -86,7 +88,8 @@ def publish_steps(place: Workplace, engine: MiningEngine, tokenizer: bytes) -> N
     Raises:
         FailedPreconditionError: Configuration or contract would be refused: all findings are named.
     """
-    configuration = json.dumps({"tensorrt_version": 1, "plan": PLAN_FILE, "plugins": []}, indent=2).encode() + b"\n"
+    stated = {"tensorrt_version": 1, "plan": PLAN_FILE, "plugins": list(engine.plugins)}
+    configuration = json.dumps(stated, indent=2).encode() + b"\n"
     if findings := schema.check_text("tensorrt", configuration)[1]:
         raise FailedPreconditionError(f"{CONFIGURATION_FILE} would be refused: " + "; ".join(map(str, findings)))
     for name, content in ((CONFIGURATION_FILE, configuration), (TOKENIZER_FILE, tokenizer)):

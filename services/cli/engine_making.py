@@ -96,6 +96,8 @@ def build(
         built = _build(
             directory, tier, source, weights, model, calibration, tuple(layer or (-1,)), name, quantize_script
         )
+        for remark in built.remarks:
+            sys.stderr.write(f"engine: {remark}\n")
         if as_json:
             write_json(
                 {

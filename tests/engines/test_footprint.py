@@ -70,9 +70,13 @@ def test_the_runtimes_buffer_is_what_libllama_allocates(engine: CardEngine, said
 
 def test_the_command_sums_its_parts_and_compares_with_what_was_seen() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.memory", "mining", "--format", "fp8", "--rows", "16"]
+    command += ["--parts", "attention", "--runtime-mib", "3", "--launch-mib", "4", "--activations-mib", "70"]
     done = subprocess.run([*command, "--seen-mib", "2000"], capture_output=True, text=True, timeout=120, check=True)
 
     figures = json.loads(done.stdout.splitlines()[-1])
-    parts = [figures[name] for name in ("weights", "cache", "activations", "buffers", "context")]
+    names = ("weights", "cache", "activations", "buffers", "context", "runtime", "engine", "launch")
+    parts = [figures[name] for name in names]
+    assert parts[5:] == [3 * MIB, 0, 4 * MIB]
+    assert figures["activations"] == 70 * MIB
     assert figures["total"] == sum(parts)
     assert figures["predicted_over_seen"] == figures["total"] / (2000 * MIB)

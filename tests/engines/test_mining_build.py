@@ -15,6 +15,7 @@ import pytest
 
 from engines import card_tier, inspect
 from engines.checkpoint import Checkpoint
+from engines.graph import plugins
 from engines.graph.numpy_interpreter import run
 from engines.mining import builder
 from engines.mining.build import MiningBuild, build_mining_engine
@@ -22,7 +23,9 @@ from engines.mining.calibration import calibrate
 from engines.mining.network import build_network
 from engines.mining.packing import pack
 from engines.mining.reference import hidden_states
+from engines.model_config import ModelShape
 from services.common.errors import FabricError, FailedPreconditionError, NotFoundError
+from services.worker.native._library import LIBRARY_VARIABLE, library_path
 from tests.engines.models import SMALL, make_weights, write_checkpoint
 from tests.engines.test_mining_network import cosine, make_prompts
 
@@ -41,6 +44,7 @@ class Compiler:
     """Stands in for the card's own builder: keeps the network, and names it by its content."""
 
     version: str = "10.14.1"
+    plugins: Path | None = None
     compiled: list[Graph] = field(default_factory=list)
     fails: BaseException | None = None
 
@@ -118,6 +122,54 @@ def test_an_interrupted_build_is_taken_up_and_published_whole(wanted: MiningBuil
     assert built.fresh
     assert "calibrating activations" not in seen, "the scales were found before"
     assert inspect.verify(wanted.target) == []
+
+
+WIDE = ModelShape(2, 128, 128, 4, 2, 64, 101, 1e-5, 10_000.0)
+"""Heads of a size that the attention kernel takes."""
+
+
+def test_with_the_plugin_library_attention_is_one_kernel_and_the_engine_names_it(wanted: MiningBuild) -> None:
+    write_checkpoint(wanted.model, WIDE, ml_dtypes.bfloat16)
+    without, compiler = Compiler(), Compiler(plugins=Path("lib/plugins/libifab_attention.so"))
+    recorded = build_mining_engine(wanted, compiler=without)
+    (remark,) = recorded.remarks
+    assert remark.endswith("libifab_attention.so is not in `plugins` beside the native library")
+    assert json.loads((wanted.target / "tensorrt.json").read_text())["plugins"] == []
+    assert "attention=recorded" in inspect.describe(wanted.target).contract.build.flags
+    built = build_mining_engine(wanted, compiler=compiler)
+    assert built.fresh
+    assert built.remarks == ()
+    assert inspect.verify(wanted.target) == []
+    assert json.loads((wanted.target / "tensorrt.json").read_text())["plugins"] == ["libifab_attention.so"]
+    assert "attention=fused" in inspect.describe(wanted.target).contract.build.flags
+    fused = [operation.kind for operation in compiler.compiled[0].operations].count("packed_attention")
+    assert fused == WIDE.layers
+    assert plugins.kinds_of(without.compiled[0]) == frozenset()
+    weights, prompts = make_weights(WIDE, ml_dtypes.bfloat16), make_prompts(WIDE)
+    found = run(compiler.compiled[0], pack(prompts, 128))["hidden"]
+    for index, prompt in enumerate(prompts):
+        assert cosine(found[index], hidden_states(WIDE, weights, prompt)[-1]) >= 0.98
+
+
+def test_a_model_that_the_kernel_does_not_take_keeps_the_recorded_operations(wanted: MiningBuild) -> None:
+    compiler = Compiler(plugins=Path("lib/plugins/libifab_attention.so"))
+    built = build_mining_engine(wanted, compiler=compiler)
+    (remark,) = built.remarks
+    assert "heads of 16 values, and the kernel takes 64 or 128" in remark
+    assert plugins.kinds_of(compiler.compiled[0]) == frozenset()
+
+
+def test_the_plugin_library_is_looked_for_beside_the_native_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "libifab_engine.so"))
+    assert builder.plugin_library() is None
+    library = tmp_path / "plugins" / plugins.LIBRARY
+    library.parent.mkdir()
+    library.touch()
+    assert builder.plugin_library() == library
+    monkeypatch.delenv(LIBRARY_VARIABLE)
+    assert builder.plugin_library() in (None, library_path().parent / "plugins" / plugins.LIBRARY)
 
 
 def test_a_tier_in_16_bits_needs_no_calibration(wanted: MiningBuild) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,14 @@ def test_a_directory_is_whole_and_says_what_the_plan_was_built_for(tmp_path: Pat
     assert write_directory(target, ENGINE, b"plan", b"{}") == digest
     assert write_directory(target, ENGINE, b"another plan", b"{}") != digest
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["engine"]
+
+
+def test_a_plan_with_plugins_names_their_library_and_no_path(tmp_path: Path) -> None:
+    target = tmp_path / "engine"
+    write_directory(target, replace(ENGINE, plugins=("libifab_attention.so",)), b"plan", b"{}")
+    assert json.loads((target / "tensorrt.json").read_text())["plugins"] == ["libifab_attention.so"]
+    with pytest.raises(FailedPreconditionError, match="name of a shared library"):
+        write_directory(target, replace(ENGINE, plugins=("/opt/libifab_attention.so",)), b"plan", b"{}")
 
 
 def test_several_layers_come_as_the_first_extent(tmp_path: Path) -> None:
