@@ -63,10 +63,9 @@ def test_every_group_has_help_with_an_example() -> None:
 def test_control_c_while_all_is_imported_ends_silently(tmp_path: Path) -> None:
     program = "from services.cli.main import main; main()"
     with subprocess.Popen(
-        [sys.executable, "-X", "importtime", "-c", program, "--help"],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         # Whoever runs the tests in the background ignores SIGINT, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        ["env", "--default-signal=INT", sys.executable, "-X", "importtime", "-c", program, "--help"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stderr is not None
         assert process.stdout is not None

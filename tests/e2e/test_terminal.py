@@ -87,9 +87,8 @@ def test_a_bar_is_drawn_once_when_control_c_ends_the_job(engine: Path, tmp_path:
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
     command = subprocess.Popen(
-        [*IFAB, *words, "--logs", str(tmp_path), "--fresh"],
+        ["setsid", "--ctty", *IFAB, *words, "--logs", str(tmp_path), "--fresh"],
         cwd=ROOT, env=environment({"TERM": "xterm"}), stdin=terminal, stdout=terminal, stderr=terminal,
-        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(terminal)
     services: set[int] = set()

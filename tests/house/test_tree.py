@@ -55,6 +55,7 @@ def test_what_newcomers_read_is_short(name: str, lines: int) -> None:
         ("a path of one machine", r"(?<![\w.<])/(home|root|work|Users)/[a-z]"),
         ("unfinished work", r"\b(TODO|FIXME|XXX)\b|raise NotImplementedError"),
         ("a patched piece of our own", r"mock\.patch\(|from unittest\.mock"),
+        ("a child that is forked beside gRPC's threads", r"preexec_fn=|\bos\.fork\("),
     ],
 )
 def test_the_tree_holds_no(what: str, pattern: str) -> None:
