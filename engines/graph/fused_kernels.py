@@ -64,7 +64,8 @@ def packed_attention(operation: Operation, arguments: Sequence[Array]) -> Array:
     scores = np.where(allowed[:, None, None], q @ k.swapaxes(-1, -2) * np.float32(size**-0.5), -np.inf)
     weight = np.exp(scores - scores.max(-1, keepdims=True))
     attended = weight.astype(narrow).astype(np.float32) @ v / weight.sum(-1, keepdims=True)
-    return attended.transpose(0, 3, 1, 2, 4).reshape(len(qkv), heads * size)
+    result: Array = attended.transpose(0, 3, 1, 2, 4).reshape(len(qkv), heads * size)
+    return result
 
 
 def gated_unit(_operation: Operation, arguments: Sequence[Array]) -> Array:

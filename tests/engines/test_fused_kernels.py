@@ -39,11 +39,24 @@ EXTENTS = {"heads": HEADS, "kv_heads": KV_HEADS, "head_size": SIZE, "row_tokens"
 def attention_graph(dtype: str, *, packed: bool = True, output_scale: float = 0.0) -> Graph:
     graph = Graph()
     qkv = graph.input("qkv", dtype, ("tokens", (HEADS + 2 * KV_HEADS) * SIZE))
-    packing = [graph.input(name, "int32", ("rows", TOKENS)) if packed else None for name in ("positions", "segments")]
-    cosine, sine = (graph.input(name, "float32", (TOKENS, SIZE // 2)) for name in ("cosine", "sine"))
-    graph.output(
-        "out", graph.packed_attention("attention", qkv, *packing, cosine, sine, **EXTENTS, output_scale=output_scale)
+    positions, segments = (
+        graph.input(name, "int32", ("rows", TOKENS)) if packed else None for name in ("positions", "segments")
     )
+    cosine, sine = (graph.input(name, "float32", (TOKENS, SIZE // 2)) for name in ("cosine", "sine"))
+    out = graph.packed_attention(
+        "attention",
+        qkv,
+        positions,
+        segments,
+        cosine,
+        sine,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        head_size=SIZE,
+        row_tokens=TOKENS,
+        output_scale=output_scale,
+    )
+    graph.output("out", out)
     return graph
 
 
