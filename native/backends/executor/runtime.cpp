@@ -4,7 +4,6 @@
 #include <atomic>
 #include <exception>
 #include <future>
-#include <mutex>
 #include <new>
 #include <string_view>
 #include <thread>
@@ -44,11 +43,10 @@ class Claim {
   bool mine_;
 };
 
-// Once a process, before the first engine is opened: engines hold plugins by name.
+// Once a process, before the first engine is opened: engines hold plugins by name. Called by whoever has the claim.
 bool register_plugins() {
-  static std::once_flag once;
   static bool registered = false;
-  std::call_once(once, [] { registered = initTrtLlmPlugins(); });
+  if (!registered) registered = initTrtLlmPlugins();
   return registered;
 }
 

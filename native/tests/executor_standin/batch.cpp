@@ -25,13 +25,14 @@ void read_guide(const trt::GuidedDecodingParams& guide) {
 simulated::Config card_of(const EngineFile& engine, const trt::ExecutorConfig& config) {
   simulated::Config card = engine.simulated;
   card.slots = static_cast<uint32_t>(config.maxBatchSize.value.value_or(static_cast<int32_t>(engine.max_batch_size)));
-  // More than the engine was built for is ignored, with a warning.
-  card.step_token_budget =
-      std::min(engine.max_step_tokens, static_cast<uint32_t>(config.maxNumTokens.value.value_or(INT32_MAX)));
+  card.step_token_budget = static_cast<uint32_t>(config.maxNumTokens.value.value_or(INT32_MAX));
+  if (engine.semantics.budget_beyond_engine_is_ignored) {
+    card.step_token_budget = std::min(engine.max_step_tokens, card.step_token_budget);
+  }
   card.splits_prompts = config.enableChunkedContext.value;
   if (!engine.cached) {
     card.kv_block_tokens = card.kv_pool_blocks = 0;
-  } else if (config.kvCache.value.maxTokens.value) {
+  } else if (config.kvCache.value.maxTokens.value && engine.semantics.pool_has_max_tokens) {
     card.kv_pool_blocks = static_cast<uint32_t>(*config.kvCache.value.maxTokens.value) / card.kv_block_tokens;
   }
   card.scoring = false;
@@ -45,13 +46,14 @@ Batch::Batch(const EngineFile& engine, const trt::ExecutorConfig& config)
     : engine_(engine),
       config_(config),
       reuse_(config.kvCache.value.enableBlockReuse.value &&
-             (engine.paged_attention || !engine.semantics.reuse_needs_paged_attention)),
+             (engine.paged_attention || !engine.semantics.reuse_needs_paged_attention) &&
+             !(engine.context_logits && engine.semantics.context_logits_switch_reuse_off)),
       card_(std::make_unique<simulated::SimulatedBackend>(card_of(engine, config))) {}
 
 void Batch::validate(const trt::Request& request) const {
-  const size_t longest = engine_.max_sequence_tokens - 1;
-  const size_t most =
-      config_.enableChunkedContext.value ? longest : std::min<size_t>(longest, card_->facts().step_token_budget);
+  const size_t longest = engine_.max_sequence_tokens - (engine_.semantics.longest_prompt_leaves_a_token ? 1 : 0);
+  const bool whole = !config_.enableChunkedContext.value && engine_.semantics.whole_prompts_fit_a_pass;
+  const size_t most = whole ? std::min<size_t>(longest, card_->facts().step_token_budget) : longest;
   if (request.getInputTokenIds().size() > most) {
     throw std::runtime_error("Prompt length exceeds maximum input length " + std::to_string(most));
   }
@@ -76,13 +78,14 @@ void Batch::take(const Queued& queued) {
     ifab::Request& request = active.simulated;
     request.id = active.id;
     request.prompt = shared.request.getInputTokenIds();
-    // What is generated beyond the longest sequence is cut off, with a warning.
-    request.max_tokens = static_cast<uint32_t>(std::min<int64_t>(
-        shared.request.getMaxTokens(),
-        static_cast<int64_t>(engine_.max_sequence_tokens) - static_cast<int64_t>(request.prompt.size())));
+    request.max_tokens = static_cast<uint32_t>(shared.request.getMaxTokens());
+    if (engine_.semantics.long_outputs_are_cut) {
+      const auto prompt = static_cast<uint32_t>(request.prompt.size());
+      request.max_tokens = std::min(request.max_tokens, engine_.max_sequence_tokens - prompt);
+    }
     const auto seed = shared.request.getSamplingConfig().getSeed();
     request.sampling.seed = seed.value_or(engine_.semantics.seed_unset_is_zero ? 0 : active.id) + index;
-    request.salt = shared.request.getCacheSaltID().value_or(0);
+    request.salt = engine_.semantics.salts_part_reuse ? shared.request.getCacheSaltID().value_or(0) : 0;
     if (!reuse_) request.salt = simulated::mix(request.salt ^ active.id);
     request.logprobs = true;
     if (const auto end = shared.request.getEndId()) request.stop_ids.push_back(*end);
@@ -98,7 +101,7 @@ void Batch::cancel(std::set<trt::IdType>& ids, std::vector<trt::Response>& respo
   std::set<trt::IdType> ended;
   for (auto at = active_.begin(); at != active_.end();) {
     const auto next = std::next(at);
-    if (ids.contains(at->parent)) {
+    if (ids.contains(engine_.semantics.cancel_ends_every_sample ? at->parent : at->id)) {
       ended.insert(at->parent);
       if (engine_.semantics.cancelling_log_probs_aborts && at->vendor->getStreaming() &&
           at->vendor->getOutputConfig().returnLogProbs) {
@@ -133,7 +136,6 @@ trt::IterationStats Batch::pass(std::vector<trt::Response>& responses) {
     stats.kvCacheStats.emplace();
     stats.kvCacheStats->maxNumBlocks = static_cast<trt::SizeType32>(facts.kv_pool_blocks);
     stats.kvCacheStats->usedNumBlocks = static_cast<trt::SizeType32>(card_->kv_blocks_used());
-    stats.kvCacheStats->freeNumBlocks = stats.kvCacheStats->maxNumBlocks - stats.kvCacheStats->usedNumBlocks;
     stats.kvCacheStats->tokensPerBlock = static_cast<trt::SizeType32>(facts.kv_block_tokens);
   }
   return stats;
@@ -142,10 +144,11 @@ trt::IterationStats Batch::pass(std::vector<trt::Response>& responses) {
 bool Batch::fits(const Active& active) const {
   const Need need = card_->need(active.simulated);
   const Room room = card_->room();
-  if (need.slots > room.slots) return false;
   // Maximum utilisation asks for no more than the prompt's blocks, which the simulated engine looks after.
-  if (config_.scheduler.value.getCapacitySchedulerPolicy() == trt::CapacitySchedulerPolicy::kMAX_UTILIZATION)
+  if (engine_.semantics.utilisation_asks_for_prompts_only &&
+      config_.scheduler.value.getCapacitySchedulerPolicy() == trt::CapacitySchedulerPolicy::kMAX_UTILIZATION) {
     return true;
+  }
   return room.promised + need.blocks <= room.blocks;
 }
 
@@ -174,9 +177,10 @@ void Batch::check_outputs() const {
     if (!active.inside || !outputs) continue;
     for (const trt::AdditionalModelOutput& output : *outputs) {
       const bool misspelt = !engine_.has_output(output.name) && semantics.misspelt_output_fails_everybody;
-      const bool ungathered = engine_.ungathered.contains(output.name) && active.simulated.prompt.size() > 1 &&
-                              semantics.ungathered_output_fails_everybody;
-      if (misspelt || ungathered) throw std::runtime_error("final index mismatch");
+      // Of one token, a row for each token and one for each sequence are the same.
+      const bool miscounted = engine_.ungathered.contains(output.name) != output.gatherContext &&
+                              active.simulated.prompt.size() > 1 && semantics.rows_are_counted;
+      if (misspelt || miscounted) throw std::runtime_error("final index mismatch");
     }
   }
 }
@@ -193,7 +197,7 @@ void Batch::run(trt::IterationStats& stats) {
   broken_.clear();
   const StepReport report = card_->step(StepMode::kNormal, *this);
   trt::InflightBatchingStats& batch = *stats.inflightBatchingStats;
-  (report.progressed ? batch.numScheduledRequests : batch.numPausedRequests) = inside;
+  if (report.progressed) batch.numScheduledRequests = inside;
   batch.numCtxTokens = static_cast<trt::SizeType32>(report.prompt_tokens);
 }
 
@@ -208,7 +212,7 @@ void Batch::fail(const std::string& why, std::vector<trt::Response>& responses) 
 void Batch::answer(std::vector<trt::Response>& responses) {
   for (const auto& [id, why] : broken_) {
     const auto at = std::find_if(active_.begin(), active_.end(), [&](const Active& active) { return active.id == id; });
-    responses.emplace_back(at->parent, why);
+    responses.emplace_back(at->id, why);
     at->inside = false;
     remove(at);
   }
@@ -234,11 +238,12 @@ trt::Result Batch::result_of(Active& active) {
   shared.over[static_cast<size_t>(active.index)] = active.finished;
   result.isFinal = std::all_of(shared.over.begin(), shared.over.end(), [](bool over) { return over; });
   trt::VecTokens tokens = active.fresh;
-  if (!active.vendor->getStreaming() && !outputs.excludeInputFromOutput && semantics.output_has_input) {
+  const bool streams = active.vendor->getStreaming() && semantics.streams_have_no_input;
+  if (!streams && !outputs.excludeInputFromOutput && semantics.output_has_input) {
     tokens.insert(tokens.begin(), active.simulated.prompt.begin(), active.simulated.prompt.end());
   }
   result.outputTokenIds = {std::move(tokens)};
-  if (outputs.returnLogProbs) {
+  if (outputs.returnLogProbs || !semantics.log_probs_are_asked_for) {
     trt::VecLogProbs log_probs = active.log_probs;
     if (!semantics.log_probs_are_cumulative) {
       log_probs.erase(log_probs.begin(), log_probs.end() - static_cast<std::ptrdiff_t>(active.fresh.size()));
@@ -248,7 +253,7 @@ trt::Result Batch::result_of(Active& active) {
   result.finishReasons = {active.finished && semantics.reasons_are_given ? active.reason
                                                                          : trt::FinishReason::kNOT_FINISHED};
   if (active.reason == trt::FinishReason::kCANCELLED) result.finishReasons = {active.reason};
-  if (outputs.returnPerfMetrics) {
+  if (outputs.returnPerfMetrics || !semantics.metrics_are_asked_for) {
     const uint32_t block = std::max(card_->facts().kv_block_tokens, 1u);
     result.requestPerfMetrics.emplace();
     result.requestPerfMetrics->kvCacheMetrics.numReusedBlocks = static_cast<trt::SizeType32>(active.cached / block);
@@ -257,6 +262,12 @@ trt::Result Batch::result_of(Active& active) {
   active.fresh.clear();
   active.answered = true;
   return result;
+}
+
+bool Batch::is_configured(const std::string& output) const {
+  if (!engine_.semantics.outputs_are_asked_for_twice) return true;
+  const auto names = config_.additionalOutputs.value.value_or(std::vector<trt::AdditionalModelOutput>());
+  return std::any_of(names.begin(), names.end(), [&](const auto& each) { return each.name == output; });
 }
 
 void Batch::add_outputs(const Active& active, trt::Result& result) {
@@ -268,7 +279,7 @@ void Batch::add_outputs(const Active& active, trt::Result& result) {
                                                                                      : trt::DataType::kBF16;
   for (size_t i = 0; i < wanted->size(); ++i) {
     const trt::AdditionalModelOutput& output = (*wanted)[i];
-    if (!engine_.has_output(output.name)) continue;
+    if (!engine_.has_output(output.name) || !is_configured(output.name)) continue;
     uint64_t chain = simulated::chain_start(engine_.simulated.seed + i);
     for (const int32_t id : active.simulated.prompt) chain = simulated::chain_next(chain, id);
     // A row for each pass; those behind the first belong to generated tokens.
@@ -305,7 +316,7 @@ void Batch::tokens(uint64_t id, uint32_t, std::span<const int32_t> tokens, std::
   Active& active = *find(id);
   active.log_probs.insert(active.log_probs.end(), log_probs.begin(), log_probs.end());
   const auto guide = active.vendor->getGuidedDecodingParams();
-  if (!guide || !config_.guidedDecoding.value) {
+  if (!guide) {
     active.fresh.insert(active.fresh.end(), tokens.begin(), tokens.end());
     return;
   }

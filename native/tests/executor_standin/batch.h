@@ -70,6 +70,7 @@ class Batch final : private Sink {
   void fail(const std::string& why, std::vector<trt::Response>& responses);
   void answer(std::vector<trt::Response>& responses);
   trt::Result result_of(Active& active);
+  bool is_configured(const std::string& output) const;
   void add_outputs(const Active& active, trt::Result& result);
   void remove(std::list<Active>::iterator at);
   Active* find(uint64_t id);

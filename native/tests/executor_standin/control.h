@@ -51,6 +51,7 @@ struct Control {
   bool plugins_registered = false;
   std::vector<std::string> calls;  // in order: "plugins", "tensors", "mpi", "executor"
   std::optional<tensorrt_llm::executor::ExecutorConfig> configuration;  // of the last Executor
+  std::vector<tensorrt_llm::executor::IdType> cancels;                  // that were asked for
   std::vector<tensorrt_llm::executor::Request> requests;                // that were enqueued
   std::atomic<bool> card_fails{false};                                  // every pass fails
   int32_t listed_on = -1;  // card on which the engine's tensors were listed

@@ -40,27 +40,11 @@ simulated::Config simulated_of(const Json& document, const std::vector<int32_t>&
 }
 
 void set(Semantics& semantics, const std::string& name, bool value) {
-  const auto found = std::find_if(kFacts.begin(), kFacts.end(), [&](const Switch& fact) { return fact.name == name; });
-  if (found != kFacts.end()) {
-    semantics.*(found->value) = value;
-    return;
-  }
-  const std::pair<const char*, bool Semantics::*> unknown[] = {
-      {"end_id_in_output", &Semantics::end_id_in_output},
-      {"outputs_say_their_phase", &Semantics::outputs_say_their_phase},
-      {"outputs_with_first_answer", &Semantics::outputs_with_first_answer},
-      {"outputs_on_card", &Semantics::outputs_on_card},
-      {"reasons_are_given", &Semantics::reasons_are_given},
-      {"accepts_engines_without_cache", &Semantics::accepts_engines_without_cache},
-      {"accepts_paged_attention_without_cache", &Semantics::accepts_paged_attention_without_cache},
-  };
-  for (const auto& [other, member] : unknown) {
-    if (other == name) {
-      semantics.*member = value;
-      return;
-    }
-  }
-  throw std::runtime_error("no such semantics: " + name);
+  const auto named = [&](const Switch& each) { return each.name == name; };
+  const auto fact = std::find_if(kFacts.begin(), kFacts.end(), named);
+  const auto unknown = std::find_if(kUnknown.begin(), kUnknown.end(), named);
+  if (fact == kFacts.end() && unknown == kUnknown.end()) throw std::runtime_error("no such semantics: " + name);
+  semantics.*(fact != kFacts.end() ? fact->value : unknown->value) = value;
 }
 
 }  // namespace
@@ -98,6 +82,7 @@ EngineFile read_engine(const std::filesystem::path& directory) {
   engine.cached = kind != "DISABLED" || plugins.at("paged_kv_cache").get<bool>();
   engine.in_flight = plugins.at("remove_input_padding").get<bool>() && kind != "CONTINUOUS";
   engine.paged_attention = plugins.at("use_paged_context_fmha");
+  engine.context_logits = build.at("gather_context_logits");
   return engine;
 }
 

@@ -31,6 +31,7 @@ struct EngineFile {
   bool cached = false;
   bool in_flight = false;  // packed input, and a cache that is paged or absent
   bool paged_attention = false;
+  bool context_logits = false;
 
   bool has_output(const std::string& name) const;
 };

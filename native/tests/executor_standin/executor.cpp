@@ -46,6 +46,15 @@ void check(const EngineFile& engine, const ExecutorConfig& config) {
   if (semantics.world_must_match && static_cast<uint32_t>(control().world_size) != engine.ranks) {
     throw std::runtime_error("the world has another size than the engine has ranks");
   }
+  for (const AdditionalModelOutput& output :
+       config.additionalOutputs.value.value_or(std::vector<AdditionalModelOutput>())) {
+    const auto has = [&](const ifab::tensorrt::TensorInfo& tensor) {
+      return tensor.name == output.name && tensor.extents.front() != -1;
+    };
+    if (semantics.outputs_need_dynamic_rows && std::any_of(engine.tensors.begin(), engine.tensors.end(), has)) {
+      throw std::runtime_error("the first dimension of an additional output has to be dynamic");
+    }
+  }
   const auto& guides = config.guidedDecoding.value;
   if (semantics.llguidance_is_refused && guides &&
       guides->getBackend() == GuidedDecodingConfig::GuidedDecodingBackend::kLLGUIDANCE) {
@@ -162,11 +171,11 @@ class Executor::Impl {
   IdType enqueue(Request const& request) {
     const auto samples = static_cast<size_t>(request.getSamplingConfig().getNumReturnSequences().value_or(1));
     const std::lock_guard lock(mutex_);
-    if (ending_) throw std::runtime_error("the executor was shut down");
-    size_t queued = 0;
-    for (const Queued& other : queue_) queued += other.sequences();
+    if (ending_ && semantics_.enqueue_throws_after_shutdown) throw std::runtime_error("the executor was shut down");
+    // Requests that wait count once, and what comes as often as it has samples.
+    const size_t more = semantics_.samples_count_in_the_queue ? samples : 1;
     if (const auto most = config_.maxQueueSize.value;
-        most && queued + samples > static_cast<size_t>(*most) && semantics_.queue_limit_throws) {
+        most && queue_.size() + more > static_cast<size_t>(*most) && semantics_.queue_limit_throws) {
       throw std::runtime_error("Maximum queue size of " + std::to_string(*most) +
                                " has been reached, please try again later");
     }
@@ -196,6 +205,7 @@ class Executor::Impl {
 
   void cancel(IdType id) {
     const std::lock_guard lock(mutex_);
+    control().cancels.push_back(id);
     if (!semantics_.cancel_reaches_active_only) {
       const auto at = std::find_if(queue_.begin(), queue_.end(), [&](const Queued& queued) { return queued.id == id; });
       if (at != queue_.end()) {
@@ -248,11 +258,12 @@ class Executor::Impl {
   bool iterate() {
     const auto start = std::chrono::steady_clock::now();
     std::vector<Response> responses;
-    fetch(responses);
+    if (!semantics_.cancel_comes_after_a_pass) fetch(responses);
     {
       const std::lock_guard lock(mutex_);
       batch_.cancel(cancelled_, responses);
     }
+    if (semantics_.cancel_comes_after_a_pass) fetch(responses);
     const size_t before = batch_.active();
     IterationStats stats;
     bool goes_on = true;
@@ -265,7 +276,8 @@ class Executor::Impl {
     if (stats.inflightBatchingStats && stats.inflightBatchingStats->numScheduledRequests == 0) {
       work_.wait_for(lock, kEmptyPass, [this] { return ending_.load(); });
     }
-    stats.iterLatencyMS = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    if (semantics_.statistics_say_how_long)
+      stats.iterLatencyMS = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     stats.numQueuedRequests = static_cast<SizeType32>(queue_.size());
     statistics_.push_back(std::move(stats));
     while (semantics_.statistics_are_bounded &&
@@ -282,9 +294,11 @@ class Executor::Impl {
   // Takes requests in by priority, then by age, as long as there are places.
   void fetch(std::vector<Response>& responses) {
     const std::lock_guard lock(mutex_);
-    std::stable_sort(queue_.begin(), queue_.end(), [](const Queued& left, const Queued& right) {
-      return left.request.getPriority() > right.request.getPriority();
-    });
+    if (semantics_.priority_goes_first) {
+      std::stable_sort(queue_.begin(), queue_.end(), [](const Queued& left, const Queued& right) {
+        return left.request.getPriority() > right.request.getPriority();
+      });
+    }
     const auto most = static_cast<size_t>(config_.maxBatchSize.value.value_or(INT32_MAX));
     while (!queue_.empty()) {
       const Queued& next = queue_.front();

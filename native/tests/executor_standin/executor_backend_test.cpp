@@ -6,9 +6,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "backend_fixture.h"
 #include "client.h"
-#include "control.h"
-#include "driver.h"
 #include "expected.h"
 
 namespace ifab::standin {
@@ -17,17 +16,6 @@ namespace {
 using executor::Activity;
 using test::Ask;
 using test::prompt_of;
-using test::SimulatedEngine;
-
-SimulatedEngine small() {
-  SimulatedEngine engine;
-  engine.slots = 8;
-  engine.samples_max = 4;
-  engine.step_token_budget = 64;
-  engine.kv_pool_blocks = 256;
-  engine.end_one_in = 40;
-  return engine;
-}
 
 std::vector<int32_t> expected(const SimulatedEngine& engine, const Request& request, uint32_t sample = 0) {
   Ask ask;
@@ -41,138 +29,6 @@ std::vector<int32_t> expected(const SimulatedEngine& engine, const Request& requ
 
 bool let_pass(uint32_t iterations) {
   return control().gate.let_pass(iterations);
-}
-
-class ExecutorBackendTest : public ::testing::Test {
- protected:
-  void SetUp() override { reset(); }
-  void TearDown() override { reset(); }
-  static void reset() {
-    Control& process = control();
-    process.gate.open();
-    process.world_size = 1;
-    process.register_plugins = true;
-    process.semantics.reset();
-    process.card_fails = false;
-    process.requests.clear();
-    process.calls.clear();
-  }
-  // Loads, and expects to be refused; returns why.
-  static std::string refusal(const SimulatedEngine& engine, const Patches& patches) {
-    try {
-      const Driver driver(engine, patches);
-    } catch (const std::runtime_error& error) {
-      return error.what();
-    }
-    return "loaded";
-  }
-};
-
-#define EXPECT_SAYS(text, words) EXPECT_NE((text).find(words), std::string::npos) << (text)
-
-// ---- load ----
-
-TEST_F(ExecutorBackendTest, BringsTheRuntimeUpInOrder) {
-  SimulatedEngine engine = small();
-  engine.payload_dtype = "float16";
-  const Driver driver(engine);
-  std::vector<std::string> calls = control().calls;
-  std::erase(calls, "plugins");  // once a process: an earlier test may have had it
-  EXPECT_EQ(calls, (std::vector<std::string>{"tensors", "mpi", "executor"}));
-  if (control().calls.size() > calls.size()) {
-    EXPECT_EQ(control().calls.front(), "plugins");
-  }
-}
-
-TEST_F(ExecutorBackendTest, StatesEveryFieldOfTheConfiguration) {
-  const Driver plain(small());
-  // Parts that are stated by leaving them out, as executor.json says of each.
-  const std::vector<std::string> absent = {"peftCache", "logitsPostProcessor", "debug",
-                                           "specDec",   "cacheTransceiver",    "kvCache.crossKvCacheFraction"};
-  std::vector<std::string> expected = absent;
-  expected.insert(expected.end(), {"kvCache.sinkTokenLength", "guidedDecoding"});
-  EXPECT_EQ(control().configuration->unstated(), expected);
-}
-
-TEST_F(ExecutorBackendTest, StatesOfAnAbsentCacheWhatTheRuntimeLetsOneState) {
-  const Driver mining(SimulatedEngine::mining(64));
-  const std::vector<std::string> unstated = control().configuration->kvCache.value.unstated();
-  EXPECT_EQ(unstated, (std::vector<std::string>{"crossKvCacheFraction", "maxAttentionWindowVec", "sinkTokenLength",
-                                                "freeGpuMemoryFraction"}));
-}
-
-TEST_F(ExecutorBackendTest, ListsTheTensorsOnTheCardThatRunsTheEngine) {
-  SimulatedEngine engine = small();
-  engine.payload_dtype = "float16";
-  const Driver driver(engine, {.executor = R"({"devices": [3]})"});
-  EXPECT_EQ(control().listed_on, 3);
-}
-
-TEST_F(ExecutorBackendTest, StatesWhatContractAndSettingsSay) {
-  const Driver driver(small(), {.executor = R"({"guided_decoding": "xgrammar", "trt_overlap": true,
-      "scheduler": {"chunking_policy": "equal_progress"}, "devices": [3], "max_idle_us": 7000000,
-      "kv_cache": {"offload_priority": 12, "sink_tokens": 4, "max_attention_window": [512, 1280]},
-      "performance": {"cuda_graph_cache": 9}, "weights": {"gpu_percent": 0.75}})"});
-  const tensorrt_llm::executor::ExecutorConfig& config = *control().configuration;
-  for (const std::string& name : config.unstated()) {
-    EXPECT_TRUE(name != "guidedDecoding" && name != "kvCache.sinkTokenLength") << name;
-  }
-  EXPECT_EQ(config.maxBatchSize.value, 8);
-  EXPECT_EQ(config.maxNumTokens.value, 64);
-  EXPECT_EQ(config.maxQueueSize.value, 32);
-  EXPECT_EQ(config.scheduler.value.getContextChunkingPolicy(),
-            tensorrt_llm::executor::ContextChunkingPolicy::kEQUAL_PROGRESS);
-  EXPECT_FALSE(config.scheduler.value.getDynamicBatchConfig().has_value());
-  EXPECT_TRUE(config.enableTrtOverlap.value);
-  EXPECT_EQ(config.parallel.value->deviceIds.value, std::vector<int32_t>{3});
-  EXPECT_EQ(config.maxSeqIdleMicroseconds.value, 7'000'000u);
-  EXPECT_EQ(config.kvCache.value.secondaryOffloadMinPriority.value, 12);
-  EXPECT_EQ(config.kvCache.value.sinkTokenLength.value, 4);
-  EXPECT_EQ(config.kvCache.value.maxAttentionWindowVec.value, (std::vector<int32_t>{512, 1280}));
-  EXPECT_EQ(config.kvCache.value.maxTokens.value, 256 * 16);
-  EXPECT_FLOAT_EQ(config.kvCache.value.freeGpuMemoryFraction.value, 0.5f);
-  EXPECT_EQ(config.perfKnobs.value.cudaGraphCacheSize.value, 9);
-  EXPECT_FLOAT_EQ(config.gpuWeightsPercent.value, 0.75f);
-}
-
-TEST_F(ExecutorBackendTest, TakesThePoolFromTheRuntime) {
-  Driver driver(small());
-  EXPECT_EQ(driver.backend().facts().kv_pool_blocks, 256u);
-  EXPECT_EQ(driver.backend().facts().samples_max, 8u);
-  EXPECT_FALSE(driver.backend().facts().scoring);
-}
-
-TEST_F(ExecutorBackendTest, IsOneInAProcess) {
-  {
-    const Driver first(small());
-    EXPECT_SAYS(refusal(small(), {}), "one process an engine");
-  }
-  EXPECT_EQ(refusal(small(), {}), "loaded");
-}
-
-TEST_F(ExecutorBackendTest, SaysWhatTheRuntimeRefuses) {
-  EXPECT_SAYS(refusal(small(), {.contract = R"({"runtime": {"version": "1.2.2"}})"}),
-              "runtime.version: 1.2.2, and this is TensorRT-LLM 1.2.1");
-  control().world_size = 2;
-  EXPECT_SAYS(refusal(small(), {}), "the runtime refuses the engine: the world has another size");
-  control().world_size = 1;
-  EXPECT_SAYS(refusal(small(), {.plan = R"({"tokens_an_answer": "x"})"}), "the runtime refuses the engine");
-  EXPECT_EQ(refusal(small(), {}), "loaded") << "what was refused has left the process free";
-}
-
-TEST_F(ExecutorBackendTest, LooksUpOutputsBeforeTheyAreUsed) {
-  SimulatedEngine engine = small();
-  engine.payload_dtype = "float16";
-  EXPECT_SAYS(refusal(engine, {.executor = R"({"payload_outputs": ["hidden_0"]})"}),
-              "\"hidden_0\", expected an output of the engine: hidden, logits");
-  const std::string other_type =
-      R"({"outputs": [{"name": "hidden", "extents": [-1, 64], "dtype": "float32", "rows": "sequences"}]})";
-  EXPECT_SAYS(refusal(engine, {.plan = other_type}), "hidden is float32, expected float16");
-  const std::string whole =
-      R"({"outputs": [{"name": "hidden", "extents": [-1, -1, 64], "dtype": "float16", "rows": "sequences"}]})";
-  EXPECT_SAYS(refusal(engine, {.plan = whole}), "hidden is [-1, -1, 64], expected [-1, 64]");
-  const std::vector<std::string>& calls = control().calls;
-  EXPECT_EQ(std::count(calls.begin(), calls.end(), "executor"), 0) << "none of them reached the runtime";
 }
 
 // ---- answers ----
@@ -256,6 +112,8 @@ TEST_F(ExecutorBackendTest, SaysEverythingThatARequestAsksFor) {
   request.sampling.top_p = 0.9f;
   request.sampling.min_p = 0.1f;
   request.sampling.presence_penalty = 0.25f;
+  request.sampling.frequency_penalty = 0.75f;
+  request.sampling.repetition_penalty = 1.5f;
   request.sampling.seed = 99;
   request.priority = 50;
   request.salt = 17;
@@ -269,6 +127,11 @@ TEST_F(ExecutorBackendTest, SaysEverythingThatARequestAsksFor) {
   EXPECT_EQ(made.getSamplingConfig().getTopP(), 0.9f);
   EXPECT_EQ(made.getSamplingConfig().getMinP(), 0.1f);
   EXPECT_EQ(made.getSamplingConfig().getPresencePenalty(), 0.25f);
+  EXPECT_EQ(made.getSamplingConfig().getFrequencyPenalty(), 0.75f);
+  EXPECT_EQ(made.getSamplingConfig().getRepetitionPenalty(), 1.5f);
+  EXPECT_EQ(made.getSamplingConfig().getNumReturnSequences(), 1);
+  EXPECT_EQ(made.getClientId(), request.id);
+  EXPECT_FALSE(made.getReturnAllGeneratedTokens());
   EXPECT_EQ(made.getSamplingConfig().getSeed(), 99u);
   EXPECT_FLOAT_EQ(made.getPriority(), 0.75f);
   EXPECT_EQ(made.getCacheSaltID(), 17u);
@@ -280,6 +143,16 @@ TEST_F(ExecutorBackendTest, SaysEverythingThatARequestAsksFor) {
   ASSERT_TRUE(driver.run());
   EXPECT_EQ(driver.told(0).samples[0].tokens, (std::vector<int32_t>{'y', 'e', 's', '|', 'n', 'o'}));
   EXPECT_EQ(driver.told(0).samples[0].reason, IFAB_FINISH_STOP);
+}
+
+TEST_F(ExecutorBackendTest, GreedyIsTheOneLikeliestToken) {
+  Driver driver(small());
+  Request request = driver.request_of(prompt_of(8, 1), 2);
+  request.sampling.top_p = 0.5f;
+  driver.ask(request);
+  const tensorrt_llm::executor::SamplingConfig made = control().requests.back().getSamplingConfig();
+  EXPECT_EQ(made.getTopK(), 1);
+  EXPECT_FALSE(made.getTemperature().has_value()) << "0 is none for the runtime";
 }
 
 // Ways in which releases differ, or in which nobody knows what they do: the same comes out.
@@ -527,6 +400,20 @@ TEST_F(ExecutorBackendTest, ARequestThatFailsEveryPassDoesNotEndTheEngine) {
   EXPECT_TRUE(driver.violations().empty());
 }
 
+TEST_F(ExecutorBackendTest, FailuresWithSuccessesBetweenAskForNoPromptOfOurOwn) {
+  SimulatedEngine engine = small();
+  engine.request_faults = {{"throw", "prompt_token", 300, 0}};
+  Driver driver(engine);
+  control().requests.clear();
+  for (int turn = 0; turn < 4; ++turn) {
+    driver.ask({1, 300, 2}, 4);
+    ASSERT_TRUE(driver.run());
+    driver.ask(prompt_of(8, 1), 4);
+    ASSERT_TRUE(driver.run());
+  }
+  EXPECT_EQ(control().requests.size(), 8u);
+}
+
 TEST_F(ExecutorBackendTest, ACardThatFailsEveryPassIsGivenUp) {
   Driver driver(small());
   control().card_fails = true;
@@ -589,6 +476,39 @@ TEST_F(ExecutorBackendTest, CancelFreesAtOnceAndReachesTheRuntimeInTime) {
   EXPECT_TRUE(driver.violations().empty());
 }
 
+TEST_F(ExecutorBackendTest, WhatHasEndedThereIsNotCancelledThere) {
+  SimulatedEngine engine = small();
+  engine.end_one_in = 0;
+  engine.step_token_budget = 8;
+  engine.max_input_tokens = 64;
+  Driver driver(engine, {.plan = R"({"tokens_an_answer": 200})"});
+  const uint64_t id = driver.ask(prompt_of(8, 1), 100);
+  ASSERT_TRUE(driver.run_until([&] { return !driver.told(id).samples[0].tokens.empty(); }));
+  ASSERT_FALSE(driver.told(id).ended()) << "it is over there, and has more to tell than fits a step";
+  driver.cancel(id);
+  EXPECT_TRUE(control().cancels.empty()) << "the runtime would remember the id for ever";
+  EXPECT_EQ(driver.backend().room().slots, 8u);
+}
+
+TEST_F(ExecutorBackendTest, TheEndCancelsWhatIsLeft) {
+  {
+    Driver driver(small());
+    control().gate.close();
+    driver.ask(prompt_of(8, 1), 200);
+    ASSERT_TRUE(let_pass(2));
+  }
+  EXPECT_EQ(control().cancels.size(), 1u) << "the runtime's end would wait for it";
+}
+
+TEST_F(ExecutorBackendTest, BlocksInUseAreTheRuntimesOwn) {
+  Driver driver(small());
+  control().gate.close();
+  driver.ask(prompt_of(64, 1), 200);
+  ASSERT_TRUE(let_pass(2));
+  driver.step();
+  EXPECT_GE(driver.backend().kv_blocks_used(), 4u);
+}
+
 TEST_F(ExecutorBackendTest, CancellingLogProbabilitiesDoesNotEndTheProcess) {
   Driver driver(small());
   control().gate.close();
@@ -644,31 +564,6 @@ TEST_F(ExecutorBackendTest, AnEngineWithoutACacheGivesPayloads) {
     EXPECT_TRUE(driver.told(i).samples[0].tokens.empty());
     EXPECT_EQ(driver.told(i).payload, test::expected_payload(engine, prompt_of(10 * i + 1, i)));
   }
-}
-
-TEST_F(ExecutorBackendTest, ARuntimeThatWantsACacheSaysSoAtLoad) {
-  const SimulatedEngine engine = SimulatedEngine::mining(64);
-  EXPECT_SAYS(refusal(engine, {.plan = R"({"semantics": {"accepts_engines_without_cache": false}})"}),
-              "the runtime refuses the engine: the engine has no cache");
-  const std::string paged = R"({"build_config": {"plugin_config": {"use_paged_context_fmha": true}}})";
-  EXPECT_EQ(refusal(engine, {.config = paged}), "loaded");
-  EXPECT_SAYS(
-      refusal(engine, {.config = paged, .plan = R"({"semantics": {"accepts_paged_attention_without_cache": false}})"}),
-      "the runtime refuses the engine");
-}
-
-TEST_F(ExecutorBackendTest, AnOutputWithARowForEachTokenIsFoundAtLoad) {
-  const SimulatedEngine engine = SimulatedEngine::mining(64);
-  EXPECT_SAYS(refusal(engine, {.plan = R"({"outputs": [
-      {"name": "hidden", "extents": [-1, 64], "dtype": "float16", "rows": "tokens"}]})"}),
-              "the proving step: a forward pass failed, and with it all requests in it: Encountered an error in "
-              "forwardAsync function: final index mismatch");
-}
-
-TEST_F(ExecutorBackendTest, APayloadThatIsNotTheContractsIsFoundAtLoad) {
-  const SimulatedEngine engine = SimulatedEngine::mining(64);
-  EXPECT_SAYS(refusal(engine, {.plan = R"({"simulated": {"hidden_size": 8}})"}),
-              "the proving step: the runtime returned output hidden in another form than the contract's");
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "client.h"
+#include "control.h"
 #include "driver.h"
 #include "executor_directory.h"
 #include "live_blocks.h"
@@ -350,6 +351,24 @@ TEST(ExecutorPulse, TellsMovingHoldingBackAndStandingStill) {
   EXPECT_EQ(pulse.take({iteration(3, 0, 0), iteration(3, 3, 0)}).activity, Activity::kMoving) << "it moved again";
   EXPECT_EQ(pulse.take({iteration(0, 0, 0)}).activity, Activity::kQuiet) << "the idle flush";
   EXPECT_GT(pulse.iteration_time().count(), 0);
+}
+
+// ---- plugins ----
+
+// In this program, since plugins are registered once a process.
+TEST(ExecutorRuntime, PluginsThatDoNotRegisterAreRefusedUntilTheyDo) {
+  const auto refusal = [] {
+    try {
+      const standin::Driver driver(SimulatedEngine{});
+    } catch (const std::runtime_error& error) {
+      return std::string(error.what());
+    }
+    return std::string("loaded");
+  };
+  standin::control().register_plugins = false;
+  EXPECT_EQ(refusal(), "the plugins of TensorRT-LLM could not be registered");
+  standin::control().register_plugins = true;
+  EXPECT_EQ(refusal(), "loaded");
 }
 
 // ---- endings ----

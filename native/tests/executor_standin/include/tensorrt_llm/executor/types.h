@@ -47,16 +47,12 @@ enum class FinishReason {
 
 struct KvCacheStats {
   SizeType32 maxNumBlocks = 0;
-  SizeType32 freeNumBlocks = 0;
   SizeType32 usedNumBlocks = 0;
   SizeType32 tokensPerBlock = 0;
 };
 
 struct InflightBatchingStats {
   SizeType32 numScheduledRequests = 0;
-  SizeType32 numContextRequests = 0;
-  SizeType32 numGenRequests = 0;
-  SizeType32 numPausedRequests = 0;
   SizeType32 numCtxTokens = 0;
 };
 
@@ -65,7 +61,6 @@ struct IterationStats {
   double iterLatencyMS = 0;
   SizeType32 numActiveRequests = 0;
   SizeType32 numQueuedRequests = 0;
-  SizeType32 numCompletedRequests = 0;
   std::optional<KvCacheStats> kvCacheStats;
   std::optional<InflightBatchingStats> inflightBatchingStats;
 };
@@ -73,7 +68,6 @@ struct IterationStats {
 struct RequestPerfMetrics {
   struct KvCacheMetrics {
     SizeType32 numReusedBlocks{0};
-    SizeType32 numMissedBlocks{0};
   };
   KvCacheMetrics kvCacheMetrics;
 };
