@@ -48,8 +48,8 @@ class Block {
     std::vector<std::vector<Copy>> groups{1};
   };
 
-  Block(int32_t number, int32_t threads, uint32_t shared_bytes, const std::function<void(HostLane)>& body)
-      : number(number), body_(body), fibers(static_cast<size_t>(threads)), shared(shared_bytes, 0xff) {}
+  Block(int32_t of_grid, int32_t threads, uint32_t shared_bytes, const std::function<void(HostLane)>& body)
+      : number(of_grid), body_(body), fibers(static_cast<size_t>(threads)), shared(shared_bytes, 0xff) {}
 
   void run(bool backwards) {
     for (size_t i = 0; i < fibers.size(); ++i) begin(i);
