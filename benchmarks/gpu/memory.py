@@ -21,8 +21,8 @@ What each part rests on:
     context      assumed, `--context-mib`: the driver's context and the kernels' code of one process
     runtime, engine, launch
                  TensorRT, `--runtime-mib`, `--engine-mib`, `--launch-mib`, 0 unless they are given: what creating the
-                 runtime, reading the plan beyond its weights, and the first launch take, as `mining_engine` measures
-                 them on a card (its `memory` line); `--context-mib` is then its `driver_context_bytes`, and
+                 runtime, reading the plan beyond its weights, and the first launch take, as
+                 `benchmarks.gpu.plan_memory` measures them; `--context-mib` is then its `driver_context_bytes`, and
                  `--activations-mib` its `context_bytes` instead of the estimate
 """
 
