@@ -4,9 +4,9 @@
     python3 -m benchmarks.gpu.plan_memory --plan FOLDER/engine/mining.plan --layers 4 --rows 64 [--fused LIBRARY]
 
 Steps: the driver's context, creating the runtime, reading the plan, creating its context, the first launch of full
-rows. They go into `python3 -m benchmarks.gpu.memory mining` as `--context-mib`, `--runtime-mib`, `--engine-mib` (less the
-weights), `--activations-mib` and `--launch-mib`; the last line is JSON in bytes. Run it while nothing else is on the
-card. `process` is what the driver says of this process, where it tells.
+rows. They go into `python3 -m benchmarks.gpu.memory mining` as `--context-mib`, `--runtime-mib`, `--engine-mib` (less
+the weights), `--activations-mib` and `--launch-mib`; the last line is JSON in bytes. Run it while nothing else is on
+the card. `process` is what the driver says of this process, where it tells.
 """
 
 from __future__ import annotations
