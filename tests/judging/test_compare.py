@@ -112,8 +112,10 @@ def test_hidden_states_are_compared_by_their_direction(prompts: Path, tmp_path: 
     assert same.returncode == 0, same.stderr
     assert json.loads(same.stdout)["cosine_min"] == pytest.approx(1.0)
     other = suite.run("engine", "compare", str(tmp_path / "a"), str(tmp_path / "other"), *words, within_s=200)
-    assert other.returncode == 1
-    assert "0.999 is asked for" in json.loads(other.stdout)["broken"][0]
+    assert other.returncode == 1, other.stderr
+    said = json.loads(other.stdout)
+    assert "error" not in said, said
+    assert "0.999 is asked for" in said["broken"][0]
 
 
 def comparison(kl: float = 0.01, top1: float = 0.95, given: tuple[float, ...] = (0.1, -0.3)) -> GenerationComparison:
