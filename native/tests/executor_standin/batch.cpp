@@ -50,6 +50,11 @@ Batch::Batch(const EngineFile& engine, const trt::ExecutorConfig& config)
              !(engine.context_logits && engine.semantics.context_logits_switch_reuse_off)),
       card_(std::make_unique<simulated::SimulatedBackend>(card_of(engine, config))) {}
 
+bool Batch::is_urgent(trt::PriorityType priority) const {
+  return std::any_of(active_.begin(), active_.end(),
+                     [&](const Active& active) { return active.vendor->getPriority() < priority; });
+}
+
 void Batch::validate(const trt::Request& request) const {
   const size_t longest = engine_.max_sequence_tokens - (engine_.semantics.longest_prompt_leaves_a_token ? 1 : 0);
   const bool whole = !config_.enableChunkedContext.value && engine_.semantics.whole_prompts_fit_a_pass;

@@ -32,6 +32,8 @@ class Batch final : private Sink {
   Batch(const EngineFile& engine, const trt::ExecutorConfig& config);
 
   size_t active() const { return active_.size(); }
+  // Whether it is more than that of an active request.
+  bool is_urgent(trt::PriorityType priority) const;
   // Throws std::runtime_error where the runtime would not take it.
   void validate(const trt::Request& request) const;
   // A validated request becomes active.

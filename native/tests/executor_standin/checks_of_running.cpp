@@ -74,6 +74,21 @@ bool utilisation_asks_for_prompts_only(const Semantics& semantics) {
   return bench.last_iteration().inflightBatchingStats->numScheduledRequests == 2;
 }
 
+bool priority_goes_beyond_a_batch(const Semantics& semantics) {
+  SimulatedEngine engine = Bench::small();
+  engine.slots = 1;
+  Bench bench(semantics, engine);
+  control().gate.close();
+  bench.executor();
+  bench.ask(request_of(8, 1, 64));
+  if (!pass(1)) return false;
+  trt::Request urgent = request_of(8, 2, 1);
+  urgent.setPriority(0.6f);
+  bench.ask(request_of(8, 3, 1));
+  bench.ask(urgent);
+  return pass(1) && control().most_active == 2;
+}
+
 bool priority_goes_first(const Semantics& semantics) {
   SimulatedEngine engine = Bench::small();
   engine.slots = 1;
@@ -344,6 +359,7 @@ const Checks& checks_of_running() {
       {"first_blocks_others", first_blocks_others},
       {"no_room_is_no_error", no_room_is_no_error},
       {"utilisation_asks_for_prompts_only", utilisation_asks_for_prompts_only},
+      {"priority_goes_beyond_a_batch", priority_goes_beyond_a_batch},
       {"priority_goes_first", priority_goes_first},
       {"forward_fails_everybody", forward_fails_everybody},
       {"forward_goes_on", forward_goes_on},

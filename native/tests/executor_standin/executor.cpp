@@ -302,7 +302,8 @@ class Executor::Impl {
     const auto most = static_cast<size_t>(config_.maxBatchSize.value.value_or(INT32_MAX));
     while (!queue_.empty()) {
       const Queued& next = queue_.front();
-      if (semantics_.takes_at_most_a_batch && batch_.active() + next.sequences() > most) break;
+      const bool urgent = semantics_.priority_goes_beyond_a_batch && batch_.is_urgent(next.request.getPriority());
+      if (semantics_.takes_at_most_a_batch && batch_.active() + next.sequences() > most && !urgent) break;
       try {
         batch_.validate(next.request);
         batch_.take(next);

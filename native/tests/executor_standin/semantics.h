@@ -43,6 +43,7 @@ struct Semantics {
 
   // The batch.
   bool takes_at_most_a_batch = true;              // active sequences; the others wait in the queue
+  bool priority_goes_beyond_a_batch = true;       // what is more urgent than the least urgent active one
   bool priority_goes_first = true;                // out of the queue
   bool holds_back_followers = true;               // while somebody computes the block that they would share
   bool first_blocks_others = true;                // whose need does not fit, even if later ones would
@@ -114,6 +115,7 @@ inline constexpr std::array kFacts = {
     Switch{"seed_unset_is_zero", &Semantics::seed_unset_is_zero},
     Switch{"salts_part_reuse", &Semantics::salts_part_reuse},
     Switch{"takes_at_most_a_batch", &Semantics::takes_at_most_a_batch},
+    Switch{"priority_goes_beyond_a_batch", &Semantics::priority_goes_beyond_a_batch},
     Switch{"priority_goes_first", &Semantics::priority_goes_first},
     Switch{"holds_back_followers", &Semantics::holds_back_followers},
     Switch{"first_blocks_others", &Semantics::first_blocks_others},
