@@ -27,7 +27,7 @@ CLASSES: Final = (
     ("gated unit", re.compile(r"silu|gated|gate_sigmoid|Sigm|Silu")),
     ("norms", re.compile(r"norm|Mean|Sqrt")),
     ("quantise", re.compile(r"_fp8|_real|_scale|Quant")),
-    ("gather and embedding", re.compile(r"embed|[Gg]ather|last|tokens")),
+    ("gather and embedding", re.compile(r"embed|gather|Gath|last|tokens")),
 )
 """Classes of layers by what their names and their metadata say, the first that fits: the network's own operations where
 the builder keeps them, and its abbreviations in kernels that it names itself."""

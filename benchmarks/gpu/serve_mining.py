@@ -63,7 +63,7 @@ def build(arguments: argparse.Namespace) -> tuple[Path, ModelShape, RandomWeight
     rows, fused = arguments.rows, mining_plan.fusion_of(arguments)
     if arguments.fused is not None:
         plugins.load(trt, arguments.fused)
-        # Whoever starts below finds the library by its name; beside an installed native library none of this is needed.
+        # For a native library that looks for plugins by name alone, and not in the engine's directory first.
         paths = [str(arguments.fused.resolve().parent), os.environ.get("LD_LIBRARY_PATH", "")]
         os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, paths))
     logger = trt.Logger(trt.Logger.WARNING)
@@ -95,7 +95,7 @@ def build(arguments: argparse.Namespace) -> tuple[Path, ModelShape, RandomWeight
         runtime_version=trt.__version__,
         flags=(f"rows={rows}", f"layout={arguments.layout}", "weights=random", f"kernels={mining_plan.label(fused)}"),
         calibration="8 random rows" if scales else None,
-        plugins=() if arguments.fused is None else (plugins.LIBRARY,),
+        plugins=() if arguments.fused is None else (arguments.fused,),
     )
     scratch = arguments.work / "tokenizer"
     write_simulated_engine(scratch)

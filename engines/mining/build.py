@@ -116,7 +116,7 @@ def build_mining_engine(wanted: MiningBuild, *, compiler: builder.Compiler | Non
                 f"attention={'fused' if fused.attention else 'recorded'}",
                 f"{inspect.INPUTS_FLAG}={inputs}",
             ),
-            plugins=(plugins.LIBRARY,) if fused.attention else (),
+            plugins=(compiler.plugins,) if fused.attention and compiler.plugins is not None else (),
             calibration=None if texts is None else f"{len(texts.splitlines())} texts, sha256 {_sha256(texts)[:16]}",
         )
         with workplace(wanted.target) as place:
@@ -201,7 +201,8 @@ def _inputs(
     tokenizer: str,
     texts: bytes | None,
 ) -> str:
-    what = (asdict(wanted.tier), wanted.engine_name, wanted.layers, asdict(fused))
+    kernels = sources.digest(compiler.plugins) if fused.attention and compiler.plugins is not None else None
+    what = (asdict(wanted.tier), wanted.engine_name, wanted.layers, kernels)
     parts: tuple[Any, ...] = (_RECIPE, what, compiler.version, weights, tokenizer, _sha256(texts or b""))
     return _sha256(repr(parts).encode())
 

@@ -111,10 +111,10 @@ def find(*, rtx: bool = False) -> Builder:
 
 
 def plugin_library() -> Path | None:
-    """The plugin library where workers find it too: in `plugins` beside their native library; None if it is not there.
+    """The plugin library of this installation: in `plugins` beside the native library; None if it is not there.
 
-    An engine's configuration names the library and no path, so that a directory is right wherever the suite is
-    installed.
+    An engine that needs it gets a copy, which its contract's digests cover: a plan goes with the kernels that it was
+    built with, wherever the suite is installed.
     """
     named = os.environ.get(_NATIVE_VARIABLE)
     native = Path(named) if named else Path(__file__).resolve().parents[2] / "build" / "native" / "libifab_engine.so"

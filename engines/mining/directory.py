@@ -51,8 +51,8 @@ class MiningEngine:
     runtime_version: str
     flags: tuple[str, ...]
     calibration: str | None
-    plugins: tuple[str, ...] = ()
-    """Libraries with the plugins that the plan uses; a worker finds them in `plugins` beside its native library."""
+    plugins: tuple[Path, ...] = ()
+    """Libraries with the plugins that the plan uses; copied into the directory, so that workers need no others."""
 
 
 def write_directory(target: Path, engine: MiningEngine, plan: bytes, tokenizer: bytes) -> str:
@@ -74,7 +74,7 @@ def write_directory(target: Path, engine: MiningEngine, plan: bytes, tokenizer: 
     """
     with workplace(target) as place:
         inputs = hashlib.sha256(repr(engine).encode())
-        for content in (plan, tokenizer):
+        for content in (plan, tokenizer, *(path.read_bytes() for path in engine.plugins)):
             inputs.update(hashlib.sha256(content).digest())
         place.begin(inputs.hexdigest(), len(plan) + len(tokenizer) + (64 << 20))
         place.step(PLAN_FILE, partial(_write, plan))
@@ -88,13 +88,14 @@ def publish_steps(place: Workplace, engine: MiningEngine, tokenizer: bytes) -> N
     Raises:
         FailedPreconditionError: Configuration or contract would be refused: all findings are named.
     """
-    stated = {"tensorrt_version": 1, "plan": PLAN_FILE, "plugins": list(engine.plugins)}
+    stated = {"tensorrt_version": 1, "plan": PLAN_FILE, "plugins": [path.name for path in engine.plugins]}
     configuration = json.dumps(stated, indent=2).encode() + b"\n"
     if findings := schema.check_text("tensorrt", configuration)[1]:
         raise FailedPreconditionError(f"{CONFIGURATION_FILE} would be refused: " + "; ".join(map(str, findings)))
-    for name, content in ((CONFIGURATION_FILE, configuration), (TOKENIZER_FILE, tokenizer)):
+    libraries = {path.name: path.read_bytes() for path in engine.plugins}
+    for name, content in {CONFIGURATION_FILE: configuration, TOKENIZER_FILE: tokenizer, **libraries}.items():
         place.step(name, partial(_write, content))
-    made = {name: place.path(name) for name in (PLAN_FILE, CONFIGURATION_FILE, TOKENIZER_FILE)}
+    made = {name: place.path(name) for name in (PLAN_FILE, CONFIGURATION_FILE, TOKENIZER_FILE, *libraries)}
     facts = {name: FileFacts(path.stat().st_size, digest(path)) for name, path in made.items()}
     place.step(CONTRACT_FILE, partial(_write, _contract(engine, facts)))
     place.publish([*made, CONTRACT_FILE])

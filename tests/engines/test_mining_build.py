@@ -128,9 +128,19 @@ WIDE = ModelShape(2, 128, 128, 4, 2, 64, 101, 1e-5, 10_000.0)
 """Heads of a size that the attention kernel takes."""
 
 
-def test_with_the_plugin_library_attention_is_one_kernel_and_the_engine_names_it(wanted: MiningBuild) -> None:
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    path = tmp_path / "installed" / plugins.LIBRARY
+    path.parent.mkdir()
+    path.write_bytes(b"kernels")
+    return path
+
+
+def test_with_the_plugin_library_attention_is_one_kernel_and_the_engine_carries_it(
+    wanted: MiningBuild, library: Path
+) -> None:
     write_checkpoint(wanted.model, WIDE, ml_dtypes.bfloat16)
-    without, compiler = Compiler(), Compiler(plugins=Path("lib/plugins/libifab_attention.so"))
+    without, compiler = Compiler(), Compiler(plugins=library)
     recorded = build_mining_engine(wanted, compiler=without)
     (remark,) = recorded.remarks
     assert remark.endswith("libifab_attention.so is not in `plugins` beside the native library")
@@ -141,7 +151,12 @@ def test_with_the_plugin_library_attention_is_one_kernel_and_the_engine_names_it
     assert built.remarks == ()
     assert inspect.verify(wanted.target) == []
     assert json.loads((wanted.target / "tensorrt.json").read_text())["plugins"] == ["libifab_attention.so"]
+    assert (wanted.target / "libifab_attention.so").read_bytes() == b"kernels"
+    assert "libifab_attention.so" in {file.path for file in inspect.describe(wanted.target).contract.files}
     assert "attention=fused" in inspect.describe(wanted.target).contract.build.flags
+    assert not build_mining_engine(wanted, compiler=compiler).fresh
+    library.write_bytes(b"other kernels")
+    assert build_mining_engine(wanted, compiler=compiler).fresh
     fused = [operation.kind for operation in compiler.compiled[0].operations].count("packed_attention")
     assert fused == WIDE.layers
     assert plugins.kinds_of(without.compiled[0]) == frozenset()
@@ -151,8 +166,10 @@ def test_with_the_plugin_library_attention_is_one_kernel_and_the_engine_names_it
         assert cosine(found[index], hidden_states(WIDE, weights, prompt)[-1]) >= 0.98
 
 
-def test_a_model_that_the_kernel_does_not_take_keeps_the_recorded_operations(wanted: MiningBuild) -> None:
-    compiler = Compiler(plugins=Path("lib/plugins/libifab_attention.so"))
+def test_a_model_that_the_kernel_does_not_take_keeps_the_recorded_operations(
+    wanted: MiningBuild, library: Path
+) -> None:
+    compiler = Compiler(plugins=library)
     built = build_mining_engine(wanted, compiler=compiler)
     (remark,) = built.remarks
     assert "heads of 16 values, and the kernel takes 64 or 128" in remark

@@ -49,12 +49,19 @@ def test_a_directory_is_whole_and_says_what_the_plan_was_built_for(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["engine"]
 
 
-def test_a_plan_with_plugins_names_their_library_and_no_path(tmp_path: Path) -> None:
-    target = tmp_path / "engine"
-    write_directory(target, replace(ENGINE, plugins=("libifab_attention.so",)), b"plan", b"{}")
+def test_a_plan_with_plugins_has_their_library_beside_it(tmp_path: Path) -> None:
+    target, library = tmp_path / "engine", tmp_path / "libifab_attention.so"
+    library.write_bytes(b"kernels")
+    engine = replace(ENGINE, plugins=(library,))
+    digest = write_directory(target, engine, b"plan", b"{}")
     assert json.loads((target / "tensorrt.json").read_text())["plugins"] == ["libifab_attention.so"]
+    assert (target / "libifab_attention.so").read_bytes() == b"kernels"
+    assert inspect.verify(target) == []
+    library.write_bytes(b"other kernels")
+    assert write_directory(target, engine, b"plan", b"{}") != digest
+    other = library.rename(tmp_path / "attention.so")
     with pytest.raises(FailedPreconditionError, match="name of a shared library"):
-        write_directory(target, replace(ENGINE, plugins=("/opt/libifab_attention.so",)), b"plan", b"{}")
+        write_directory(target, replace(ENGINE, plugins=(other,)), b"plan", b"{}")
 
 
 def test_several_layers_come_as_the_first_extent(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from engines.graph.ir import Graph
 from engines.mining import builder
 from engines.mining.calibration import calibrate
+from engines.mining.layer import Fusion
 from engines.mining.network import build_network
 from engines.model_config import ModelShape
 from services.common.errors import FailedPreconditionError
@@ -55,3 +56,9 @@ def test_a_network_that_the_builder_refuses_is_one_sentence(rtx: builder.Builder
     with pytest.raises(FailedPreconditionError, match=r"TensorRT 1\.\d+.* made no plan of the network: ") as raised:
         rtx.compile(graph, rows=4, slots=4)
     assert "\n" not in raised.value.message
+
+
+def test_a_network_with_kernels_of_our_own_is_refused_by_a_builder_that_takes_no_plugins(rtx: builder.Builder) -> None:
+    graph = build_network(SHAPE, make_weights(SHAPE, ml_dtypes.bfloat16), fused=Fusion(attention=True))
+    with pytest.raises(FailedPreconditionError, match=r"made no plan of the network: .* this builder takes none"):
+        rtx.compile(graph, rows=4, slots=4)
