@@ -8,6 +8,7 @@ each has an environment variable, so that they are said once.
 from __future__ import annotations
 
 import os
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
     from services.common.security.certificates import Bundle
 
+_TOKEN = re.compile(r"[!-~]*")
+"""What can be a token: one word of visible ASCII, or nothing."""
 TOKEN_VARIABLE = "IFAB_CLI_TOKEN"  # noqa: S105 -- the name of a variable
 
 
@@ -128,7 +131,7 @@ def channel(address: str, *, role: str = BROKER) -> grpc.aio.Channel:
         CommandError: the options contradict each other, a file cannot be used, or a token would go in the clear.
     """
     said = _in_force
-    running.goes_to(role, address)
+    running.goes_to(role, address, protected=said.protected)
     has_token = bool(_authorization(said))
     if not said.protected:
         if said.certificate is not None or said.key is not None:
@@ -196,7 +199,13 @@ def _following(said: Connection) -> Credentials | None:
 def _authorization(said: Connection) -> Sequence[tuple[str, str]]:
     if said.without_token:
         return ()
-    token = os.environ.get(TOKEN_VARIABLE, "") if said.token_file is None else _read(said.token_file).decode().strip()
+    file = said.token_file
+    token = os.environ.get(TOKEN_VARIABLE, "") if file is None else _read(file).decode("utf-8", "replace").strip()
+    if not _TOKEN.fullmatch(token):
+        where = TOKEN_VARIABLE if file is None else str(file)
+        raise CommandError(
+            f"{where} holds something else than one token; of what `ifab key` prints, it is the first line"
+        )
     return (("authorization", f"Bearer {token}"),) if token else ()
 
 

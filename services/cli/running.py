@@ -8,7 +8,6 @@ usage; 128 + signal where a signal ended the command.
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import orjson
 import typer
 from google.rpc import code_pb2
 
+from services.cli import unreachable
 from services.common import reasons
 from services.common.errors import FabricError, StartError
 from services.common.security.needs import BROKER
@@ -24,8 +24,6 @@ from services.common.security.needs import BROKER
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-_PLACE = re.compile(r"ipv[46]:(\S+?): ")
-"""Where gRPC says, in its own message, that it could not connect."""
 _NO_METHOD = "Method not found!"
 """What gRPC itself answers where a server has no such service."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -46,13 +44,13 @@ class _SignalledError(Exception):
         self.number = number
 
 
-_latest: tuple[str, str] | None = None
+_latest: tuple[str, str, bool] | None = None
 
 
-def goes_to(role: str, address: str) -> None:
-    """Notes where the command's next calls go: gRPC's own errors do not say it."""
+def goes_to(role: str, address: str, *, protected: bool) -> None:
+    """Notes where the command's next calls go, and whether by TLS: gRPC's own errors do not say it."""
     global _latest
-    _latest = role, address
+    _latest = role, address, protected
 
 
 def run(work: Coroutine[Any, Any, None], *, as_json: bool, signal_ends_well: bool = False) -> None:
@@ -99,14 +97,10 @@ def report_failure(error: Exception, *, as_json: bool) -> None:
 def sentence(error: Exception) -> str:
     """The error as one sentence, with every field at fault."""
     if isinstance(error, FabricError) and error.reason == reasons.PEER_UNREACHABLE:
-        found = _PLACE.search(error.message)
-        place = found[1] if found else _latest[1] if _latest else ""
-        return (
-            f"nothing answers{' at ' + place if place else ''}; start a suite with `ifab up`, or name the address "
-            "of one that runs"
-        )
+        _, address, protected = _latest or ("", "", False)
+        return unreachable.sentence(error.message, address, protected=protected)
     if isinstance(error, FabricError) and error.message == _NO_METHOD and _latest is not None:
-        role, address = _latest
+        role, address, _ = _latest
         other = ", or one that keeps no jobs (its setting `journal` is empty), or of an earlier version"
         other = other if role == BROKER else ""
         return f"what answers at {address} is no {role}{other}; name the address of one with --{role}"
