@@ -168,4 +168,12 @@ struct BackendEntry {
 
 std::span<const BackendEntry> backends();
 
+// A backend that this library is built without, by a file that only its engines have.
+struct AbsentBackend {
+  const char* file;
+  const char* runs;
+};
+
+std::span<const AbsentBackend> absent_backends();
+
 }  // namespace ifab

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The table of backends: the one place that names them.
+#include <vector>
+
 #include "backend.h"
 
 namespace ifab {
@@ -27,6 +29,21 @@ std::span<const BackendEntry> backends() {
 #endif
 #if IFAB_WITH_EXECUTOR
       executor_backend,
+#endif
+  };
+  return table;
+}
+
+std::span<const AbsentBackend> absent_backends() {
+  static const std::vector<AbsentBackend> table = {
+#if !IFAB_WITH_LLAMA
+      {"llama.json", "the embedded llama.cpp runtime"},
+#endif
+#if !IFAB_WITH_TENSORRT
+      {"tensorrt.json", "TensorRT plans"},
+#endif
+#if !IFAB_WITH_EXECUTOR
+      {"executor.json", "TensorRT-LLM's Executor"},
 #endif
   };
   return table;

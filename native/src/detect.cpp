@@ -39,6 +39,12 @@ Inspection inspect(const EngineDirectory& directory) {
   }
   if (known.empty()) {
     result.findings.push_back({"", names_in(directory), "the configuration of one backend: " + looked_for(", or ")});
+    for (const AbsentBackend& absent : absent_backends()) {
+      if (!directory.has(absent.file)) continue;
+      result.findings.push_back(
+          {"", absent.file,
+           std::string("a library that is built with the backend of ") + absent.runs + ", which this one is not"});
+    }
   } else if (known.size() > 1) {
     std::string found;
     for (const BackendEntry* entry : known)

@@ -2,20 +2,27 @@
 // The small parts that everything else stands on: maps, rings, payload slots, the event store, checksums, cut texts.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <fstream>
+#include <memory>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "backend.h"
 #include "crc32.h"
+#include "detect.h"
+#include "directory.h"
 #include "doorbell.h"
 #include "events.h"
 #include "guard.h"
 #include "id_map.h"
 #include "payload_ring.h"
 #include "ring.h"
+#include "simulated_directory.h"
 #include "stats.h"
 #include "text.h"
 
@@ -309,6 +316,22 @@ TEST_F(Events, WakeAPollThatWaits) {
   });
   EXPECT_EQ(store_.poll(buffers_, Clock::now() + std::chrono::hours(1)), 1u);
   publisher.join();
+}
+
+// A directory of a backend that is not there looks like one of nobody; what would read it is said.
+TEST(Detect, SaysWhichBackendTheLibraryIsBuiltWithout) {
+  for (const AbsentBackend& absent : absent_backends()) {
+    const test::TemporaryDirectory folder;
+    std::ofstream(folder.path() / "contract.json") << "{}";
+    std::ofstream(folder.path() / absent.file) << "{}";
+    std::unique_ptr<const EngineDirectory> directory;
+    ASSERT_TRUE(EngineDirectory::open(folder.path(), directory).ok());
+    const std::vector<Finding> findings = inspect(*directory).findings;
+    EXPECT_TRUE(std::any_of(findings.begin(), findings.end(), [&](const Finding& finding) {
+      return finding.found == absent.file && finding.expected.find(absent.runs) != std::string::npos;
+    })) << absent.file;
+  }
+  EXPECT_EQ(absent_backends().empty(), IFAB_EVERY_BACKEND);
 }
 
 }  // namespace

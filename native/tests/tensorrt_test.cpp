@@ -235,9 +235,10 @@ TEST(TensorRtBindings, WhatALaunchNeedsIsAskedOfContractAndEngine) {
 
 TEST(TensorRtBindings, NoTensorOfACacheIsTaken) {
   // Every input of TensorRT-LLM's graph that an engine without a cache does not have.
-  for (const char* name : {"sequence_length", "host_past_key_value_lengths", "cache_indirection",
-                           "kv_cache_block_offsets", "host_kv_cache_block_offsets", "host_kv_cache_pool_pointers",
-                           "host_kv_cache_pool_mapping", "past_key_value_0", "present_key_value_0"}) {
+  for (const char* name :
+       {"sequence_length", "host_past_key_value_lengths", "cache_indirection", "kv_cache_block_offsets",
+        "host_kv_cache_block_offsets", "host_kv_cache_pool_pointers", "host_kv_cache_pool_mapping", "past_key_value_0",
+        "present_key_value_0", "kv_cache_scale_0"}) {
     Enumeration engine = packed_engine();
     engine.tensors.push_back(input(name, ElementType::kInt32, {-1}, {32}));
     const std::vector<Finding> findings = findings_of(engine, contract_of(1024, 64));
@@ -529,6 +530,15 @@ TEST_P(TensorRtMining, CancelledBeforeAndDuringTheLaunchAreNotHeardOf) {
   EXPECT_FALSE(ends.ends.contains(1));
   EXPECT_FALSE(ends.ends.contains(8));
   EXPECT_EQ(backend_->room().slots, 64u);
+}
+
+TEST(TensorRtPlugins, WhichOneIsMissingIsReadFromTheComplaint) {
+  EXPECT_EQ(missing_plugin("IPluginRegistry::getCreator: Error Code 4: API Usage Error (Cannot find plugin: "
+                           "ifab_packed_attention, version: 1, namespace:ifab.)"),
+            "ifab_packed_attention");
+  EXPECT_EQ(missing_plugin("could not find plugin Gelu version 1"), "Gelu");
+  EXPECT_EQ(missing_plugin("could not find plugin"), "");
+  EXPECT_EQ(missing_plugin("Serialization assertion failed"), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, TensorRtMining, ::testing::Values(&rows_engine, &own_rows_engine, &packed_engine),

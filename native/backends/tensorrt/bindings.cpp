@@ -167,9 +167,9 @@ constexpr std::array<Rule, 14> kInputs = {{
      1},
 }};
 
-constexpr std::array<std::string_view, 8> kCacheMarks = {
-    "past_key_value",    "present_key_value",           "kv_cache_block_offsets", "kv_cache_pool",
-    "cache_indirection", "host_past_key_value_lengths", "kv_cache_scale",         "sequence_length"};
+constexpr std::array<std::string_view, 7> kCacheMarks = {
+    "past_key_value",    "present_key_value", "kv_cache_block_offsets", "kv_cache_pool",
+    "cache_indirection", "kv_cache_scale",    "sequence_length"};
 
 std::string quoted(const std::string& name) {
   return "tensors[" + name + "]";
