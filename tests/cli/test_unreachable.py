@@ -61,8 +61,8 @@ def said(address: str, credentials: grpc.ChannelCredentials | None = None, *, na
         if credentials is None
         else grpc.secure_channel(address, credentials, options=options)
     )
+    method: Any = made.unary_unary("/any/Method")
     with made, pytest.raises(grpc.RpcError) as caught:
-        method: Any = made.unary_unary("/any/Method")
         method(b"", timeout=10)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     return sentence(caught.value.details() or "", address, protected=credentials is not None)
