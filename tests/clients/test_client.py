@@ -108,6 +108,20 @@ def test_a_token_does_not_go_to_another_machine_in_the_clear(host: str) -> None:
         Client(f"{host}:7600", token=lambda: "")  # what a function will say later nobody knows
 
 
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "", ":7600", "broker:", "broker:0", "broker:65536", "http://broker:7600", "grpc://b:1"]
+)
+def test_what_is_no_address_is_refused_at_once(address: str) -> None:
+    with pytest.raises(ValueError, match="is not host:port with a port from 1 to 65535"):
+        Client(address)
+
+
+@pytest.mark.parametrize("address", ["dns:///broker.example:7600", "ipv4:127.0.0.1:1", "dns:7600", "broker.example:1"])
+def test_what_grpc_resolves_is_an_address(address: str) -> None:
+    with Client(address):
+        pass
+
+
 @pytest.mark.parametrize("address", ["localhost:7600", "127.0.0.2:7600", "[::1]:7600", "unix:/run/broker"])
 def test_a_token_stays_on_this_machine(address: str) -> None:
     with Client(address, token="secret"):

@@ -25,7 +25,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredSuite]:
 
 
 def client(suite: SecuredSuite, token: str) -> Client:
-    tls = Tls(authorities=suite.authority.path)
+    tls = Tls(authorities=str(suite.authority.path))
     return Client(suite.broker.address, tls=tls, token=token, retries=RetryPolicy(limit_s=0))
 
 

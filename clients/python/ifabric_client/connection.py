@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import grpc
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 """Longest message sent or taken, in bytes: the broker's own default."""
@@ -26,18 +25,20 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
+_SCHEME = re.compile(r"(dns|unix|unix-abstract|vsock|ipv4|ipv6|xds):(?!\d+$)")
+_PORT_MAX = 65_535
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
     """How to speak TLS. With nothing said the system's authorities are trusted, and no certificate is shown."""
 
-    authorities: Path | None = None
-    """Certificates to trust, PEM."""
-    certificate: Path | None = None
-    """Certificate to show, PEM; with `key`."""
-    key: Path | None = None
-    """Its private key, PEM."""
+    authorities: Path | str | None = None
+    """File with the certificates to trust, PEM."""
+    certificate: Path | str | None = None
+    """File with the certificate to show, PEM; with `key`."""
+    key: Path | str | None = None
+    """File with its private key, PEM."""
     server_name: str = ""
     """Name in the broker's certificate; empty for `broker.ifabric` with authorities of your own, else the address's."""
 
@@ -46,14 +47,15 @@ def open_channel(address: str, tls: Tls | None, *, has_token: bool) -> grpc.aio.
     """Opens a channel; it connects with the first call.
 
     Args:
-        address: `host:port`, or what else gRPC resolves.
+        address: `host:port`, or what else gRPC resolves: `dns:///name:port`, `unix:/path`.
         tls: None for a channel in the clear.
         has_token: Whether a token will be sent.
 
     Raises:
-        ValueError: the token would go to another machine in the clear.
+        ValueError: the address is none, or the token would go to another machine in the clear.
         OSError: a file cannot be read.
     """
+    _check(address)
     if tls is None:
         if has_token and not _is_local(address):
             raise ValueError(f"the token would go to {address} in the clear: give tls=Tls(...)")
@@ -64,6 +66,19 @@ def open_channel(address: str, tls: Tls | None, *, has_token: bool) -> grpc.aio.
         options.append(("grpc.ssl_target_name_override", name))
     credentials = grpc.ssl_channel_credentials(*(_read(each) for each in (tls.authorities, tls.key, tls.certificate)))
     return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def _check(address: str) -> None:
+    """Without a port gRPC takes 443, and of a web address it makes a name: both would be tried again for long.
+
+    Raises:
+        ValueError: it is no address of a broker.
+    """
+    if _SCHEME.match(address):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= _PORT_MAX:
+        raise ValueError(f"the address {address!r} is not host:port with a port from 1 to {_PORT_MAX}")
 
 
 def _is_local(address: str) -> bool:
@@ -77,5 +92,5 @@ def _is_local(address: str) -> bool:
         return False
 
 
-def _read(path: Path | None) -> bytes | None:
-    return None if path is None else path.read_bytes()
+def _read(path: Path | str | None) -> bytes | None:
+    return None if path is None else Path(path).read_bytes()
