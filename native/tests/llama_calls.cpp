@@ -3,8 +3,9 @@
 // on a workload of shared heads: GROUPS times MEMBERS prompts of HEAD shared tokens and TAIL of their own, OUT tokens
 // each. Prompts come as a broker sends them: groups in turn, of each one leader first and the others LATE steps after
 // its prompt is computed, leaders while what they have to compute stays below two budgets, and at most half as many
-// requests beyond the slots. The model is a tiny one; admission, backend and runtime are what ships. Writes one JSON
-// object: steps, prompt and generated tokens. IFAB_LLAMA_PROFILE names the file of the rest.
+// requests beyond the slots; each says where its head ends. The model is a tiny one; admission, backend and runtime are
+// what ships. Writes one JSON object: steps, prompt and generated tokens. IFAB_LLAMA_PROFILE names the file of the
+// rest.
 #include <array>
 #include <cinttypes>
 #include <cstdio>
@@ -36,6 +37,7 @@ class Calls final : public Sink {
       prompt.insert(prompt.end(), tail.begin(), tail.end());
       requests_.push_back(plain_request(std::move(prompt), workload.out));
       requests_.back().id = id;
+      requests_.back().head_ends = {workload.head};
     }
     waiting_.resize(requests_.size());
     sent_.resize(requests_.size());
