@@ -357,9 +357,11 @@ TEST(ExecutorPulse, TellsMovingHoldingBackAndStandingStill) {
 
 // In this program, since plugins are registered once a process.
 TEST(ExecutorRuntime, PluginsThatDoNotRegisterAreRefusedUntilTheyDo) {
-  const auto refusal = [] {
+  SimulatedEngine engine;
+  engine.payload_dtype = "float16";
+  const auto refusal = [&] {
     try {
-      const standin::Driver driver(SimulatedEngine{});
+      const standin::Driver driver(engine);
     } catch (const std::runtime_error& error) {
       return std::string(error.what());
     }
@@ -367,8 +369,11 @@ TEST(ExecutorRuntime, PluginsThatDoNotRegisterAreRefusedUntilTheyDo) {
   };
   standin::control().register_plugins = false;
   EXPECT_EQ(refusal(), "the plugins of TensorRT-LLM could not be registered");
+  EXPECT_EQ(standin::control().calls, std::vector<std::string>{"plugins"})
+      << "before the engine is opened for its tensors";
   standin::control().register_plugins = true;
   EXPECT_EQ(refusal(), "loaded");
+  EXPECT_EQ(standin::control().calls, (std::vector<std::string>{"plugins", "plugins", "tensors", "mpi", "executor"}));
 }
 
 // ---- endings ----
