@@ -2,12 +2,13 @@
 """Runs a command to its end: signals, errors, exit status.
 
 Exit status: 0 done; 1 failed, with one sentence on stderr (and an `error` object on stdout with `--json`); 2 wrong
-usage; 128 + signal where a signal ended the command.
+usage; 128 + signal where a signal ended the command; 141 where nobody reads its output any more, as after SIGPIPE.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,8 @@ def run(work: Coroutine[Any, Any, None], *, as_json: bool, signal_ends_well: boo
     except _SignalledError as error:
         if not signal_ends_well:
             raise typer.Exit(128 + error.number) from None
+    except BrokenPipeError:
+        raise _unread() from None
     except (CommandError, FabricError, StartError, OSError) as error:
         report_failure(error, as_json=as_json and not getattr(error, "reported", False))
         raise typer.Exit(1) from None
@@ -82,6 +85,8 @@ def run_plain(work: Callable[[], None], *, as_json: bool) -> None:
     """
     try:
         work()
+    except BrokenPipeError:
+        raise _unread() from None
     except (CommandError, FabricError, OSError) as error:
         report_failure(error, as_json=as_json and not getattr(error, "reported", False))
         raise typer.Exit(1) from None
@@ -140,6 +145,14 @@ def write_json(document: Any) -> None:
     """Writes one line of JSON on stdout."""
     sys.stdout.buffer.write(orjson.dumps(document) + b"\n")
     sys.stdout.buffer.flush()
+
+
+def _unread() -> typer.Exit:
+    """The end of a command whose output nobody reads any more, as of `| head`: that of others, without a word."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())  # what is still to be written, Python writes at its own end
+    os.close(nowhere)
+    return typer.Exit(128 + signal.SIGPIPE)
 
 
 async def _cancellable(work: Coroutine[Any, Any, None]) -> None:

@@ -119,6 +119,19 @@ def test_the_address_of_another_service_is_one_sentence(tmp_path: Path) -> None:
     assert job.stderr.startswith(f"ifab: what answers at {address} is no broker, or one that keeps no jobs")
 
 
+@pytest.mark.parametrize("words", [("engine", "schema"), ("key", "name")])
+def test_output_that_nobody_reads_ends_the_command_without_a_word(words: tuple[str, ...], tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = "from services.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, timeout=30, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 @pytest.mark.e2e
 def test_nodes_say_when_the_broker_leaves_its_part_out(nobody: str, tmp_path: Path) -> None:
     server = grpc.server(ThreadPoolExecutor(1))

@@ -105,13 +105,15 @@ async def _engine(to_broker: grpc.aio.Channel, engine_id: str, engine_digest: st
     ]
     if len(meant) == 1:
         return meant[0]
+    if not able:
+        raise CommandError("no engine that makes hidden states serves now; `ifab nodes` says which engines do")
     if not meant and (engine_id or engine_digest):
         named = " of digest ".join(filter(None, (repr(engine_id) if engine_id else "", engine_digest)))
         wanted = f"no engine {named} makes hidden states"
     else:
         wanted = "name one with --engine-id, or --engine-digest where several builds have one name"
     builds = sorted(f"{each.contract.engine_id} ({each.engine_digest})" for each in able)
-    raise CommandError(f"{wanted}; engines that make hidden states: {', '.join(builds) or 'none'}")
+    raise CommandError(f"{wanted}; engines that make hidden states: {', '.join(builds)}")
 
 
 def _show(said: dict[str, Any], output: Path, *, as_json: bool) -> None:
