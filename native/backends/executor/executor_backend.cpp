@@ -8,7 +8,6 @@
 #include <string>
 #include <utility>
 
-#include "guides.h"
 #include "log.h"
 
 namespace ifab::executor {
@@ -147,7 +146,7 @@ Status ExecutorBackend::compile_guide(int32_t kind, std::string_view text,
   if (std::find(facts_.guide_kinds.begin(), facts_.guide_kinds.end(), kind) == facts_.guide_kinds.end()) {
     return {IFAB_UNIMPLEMENTED, "guide_kind: the engine enforces no guides"};
   }
-  if (Status status = check_guide(kind, text); !status.ok()) return status;
+  if (Status status = guides_.check(kind, text); !status.ok()) return status;
   out = std::make_shared<UncompiledGuide>();
   return {};
 }
@@ -237,7 +236,12 @@ void ExecutorBackend::look(StepReport& report) {
 
 bool ExecutorBackend::still_computes() {
   trt::Executor& executor = runtime_->executor();
-  const VendorId own = executor.enqueueRequest(to_vendor(proving_request(), contract_, settings_));
+  VendorId own = 0;
+  try {
+    own = executor.enqueueRequest(to_vendor(proving_request(), contract_, settings_));
+  } catch (const std::exception&) {
+    return true;  // its queue is full, of what was cancelled: this is asked again after as many failures
+  }
   by_vendor_id_.emplace(own, nullptr);  // of nobody
   const auto deadline = std::chrono::steady_clock::now() + milliseconds(contract_.limits.longest_step_ms);
   std::optional<bool> came_back;

@@ -10,6 +10,7 @@
 
 #include "backend.h"
 #include "contract.h"
+#include "guides.h"
 #include "live_blocks.h"
 #include "live_request.h"
 #include "pulse.h"
@@ -63,6 +64,7 @@ class ExecutorBackend final : public Backend {
   const ContractValues& contract_;
   const Settings settings_;
   AnswerForm form_;
+  mutable GuideCheck guides_;  // has a lock of its own
   std::unique_ptr<Runtime> runtime_;
   EngineFacts facts_;
   LiveBlocks blocks_;

@@ -427,6 +427,25 @@ TEST_F(ExecutorBackendTest, ACardThatFailsEveryPassIsGivenUp) {
   EXPECT_SAYS(driver.failure.message(), "3 forward passes in a row failed, and one of a prompt of our own");
 }
 
+TEST_F(ExecutorBackendTest, AFullQueueSaysNothingOfTheCard) {
+  Driver driver(small(), {.executor = R"({"max_queue_size": 8})"});
+  control().card_fails = true;
+  control().gate.close();
+  for (uint64_t turn = 0; turn < 2; ++turn) {
+    driver.ask(prompt_of(8, 1), 4);
+    ASSERT_TRUE(let_pass(1));
+    while (!driver.told(turn).ended()) (void)driver.step();
+  }
+  driver.ask(prompt_of(8, 1), 4);
+  ASSERT_TRUE(let_pass(1));
+  for (int i = 0; i < 8; ++i) driver.cancel(driver.ask(prompt_of(8, 1), 4));
+  (void)driver.step();
+  EXPECT_TRUE(driver.told(2).failed);
+  EXPECT_TRUE(driver.failure.ok()) << driver.failure.message();
+  control().card_fails = false;
+  control().gate.open();
+}
+
 TEST_F(ExecutorBackendTest, ACardThatHangsAfterFailuresIsGivenUpInTime) {
   SimulatedEngine engine = small();
   engine.longest_step_ms = 300;

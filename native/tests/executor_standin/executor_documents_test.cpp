@@ -15,6 +15,7 @@
 #include "control.h"
 #include "driver.h"
 #include "executor_directory.h"
+#include "guides.h"
 #include "live_blocks.h"
 #include "pulse.h"
 #include "translate.h"
@@ -351,6 +352,20 @@ TEST(ExecutorPulse, TellsMovingHoldingBackAndStandingStill) {
   EXPECT_EQ(pulse.take({iteration(3, 0, 0), iteration(3, 3, 0)}).activity, Activity::kMoving) << "it moved again";
   EXPECT_EQ(pulse.take({iteration(0, 0, 0)}).activity, Activity::kQuiet) << "the idle flush";
   EXPECT_GT(pulse.iteration_time().count(), 0);
+}
+
+// ---- guides ----
+
+TEST(ExecutorGuides, AreReadOnceWhereTheyAreGood) {
+  GuideCheck guides;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(guides.check(IFAB_GUIDE_REGEX, "a|b").ok());
+    EXPECT_EQ(guides.check(IFAB_GUIDE_GRAMMAR, "a|b").code(), IFAB_INVALID_ARGUMENT) << "of another kind";
+  }
+  EXPECT_EQ(guides.read(), 4u);
+  for (int i = 0; i < 64; ++i) EXPECT_TRUE(guides.check(IFAB_GUIDE_REGEX, std::to_string(i)).ok());
+  EXPECT_TRUE(guides.check(IFAB_GUIDE_REGEX, "a|b").ok());
+  EXPECT_EQ(guides.read(), 4u + 64 + 1) << "remembered are the last ones";
 }
 
 // ---- plugins ----
