@@ -17,7 +17,9 @@ inline constexpr const char* kConfigurationFile = "tensorrt.json";
 // plan says.
 struct Config {
   std::string plan;                  // file of the directory
-  std::vector<std::string> plugins;  // libraries with the plugins that the plan uses, by soname; in order of loading
+  // Libraries with the plugins that the plan uses, in order of loading: by path where the directory has a file of that
+  // name, by soname where it has not.
+  std::vector<std::string> plugins;
 };
 
 // Reads the configuration and compares it with the directory. Appends everything that is wrong.

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "batch.h"
 #include "bindings.h"
@@ -32,6 +33,10 @@ class Launcher {
   virtual Status collect(uint32_t buffer) = 0;
   virtual std::span<const uint8_t> output(uint32_t buffer, size_t which) const = 0;
 };
+
+// The plugin of which a complaint of TensorRT says that it found no creator, empty where it says something else: "Cannot
+// find plugin: NAME, version: ..." and the like.
+std::string missing_plugin(std::string_view complaint);
 
 // Opens the card of that number and the plan on it. IFAB_UNAVAILABLE: no driver, no card, no TensorRT library.
 // IFAB_FAILED_PRECONDITION: the plan does not load here; the message carries the runtime's words.

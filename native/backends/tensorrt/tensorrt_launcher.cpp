@@ -13,6 +13,7 @@
 #include <array>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +33,7 @@ class Logger final : public nvinfer1::ILogger {
     if (error) {
       const std::lock_guard lock(mutex_);
       last_ = message;
+      if (std::string plugin = missing_plugin(message); !plugin.empty()) plugin_ = std::move(plugin);
     }
     const int32_t level = error ? IFAB_LOG_ERROR : severity == Severity::kWARNING ? IFAB_LOG_WARNING : IFAB_LOG_DEBUG;
     if (log_enabled(level)) ifab::log(level, "tensorrt", message);
@@ -40,10 +42,16 @@ class Logger final : public nvinfer1::ILogger {
     const std::lock_guard lock(mutex_);
     return last_.empty() ? "it gave no reason" : last_;
   }
+  // The plugin that was asked for and not found; empty where none was.
+  std::string plugin() const {
+    const std::lock_guard lock(mutex_);
+    return plugin_;
+  }
 
  private:
   mutable std::mutex mutex_;
   std::string last_;
+  std::string plugin_;
 };
 
 // A file in memory, for as long as the runtime reads it.
@@ -137,7 +145,7 @@ class TensorRtLauncher final : public Launcher {
                                     " is not found here"};
     }
     for (const std::string& plugin : config.plugins) {
-      if (Status status = load_plugin(plugin); !status.ok()) return status;
+      if (Status status = load_plugin(library, plugin); !status.ok()) return status;
     }
     using Create = void* (*)(void*, int32_t);
     const auto create = reinterpret_cast<Create>(dlsym(library, "createInferRuntime_INTERNAL"));
@@ -147,7 +155,13 @@ class TensorRtLauncher final : public Launcher {
     const MappedFile plan(plan_path);
     if (plan.data() == nullptr) return {IFAB_FAILED_PRECONDITION, "the plan " + plan_path + " cannot be read"};
     engine_.reset(runtime_->deserializeCudaEngine(plan.data(), plan.size()));
-    if (engine_ == nullptr) return {IFAB_FAILED_PRECONDITION, "TensorRT refuses the plan: " + logger_.last()};
+    if (engine_ == nullptr) {
+      if (const std::string plugin = logger_.plugin(); !plugin.empty()) {
+        return {IFAB_FAILED_PRECONDITION, "the plan needs the plugin " + plugin +
+                                              ", which no library has that tensorrt.json lists in plugins"};
+      }
+      return {IFAB_FAILED_PRECONDITION, "TensorRT refuses the plan: " + logger_.last()};
+    }
     context_.reset(engine_->createExecutionContext());
     if (context_ == nullptr) return {IFAB_RESOURCE_EXHAUSTED, "TensorRT makes no context: " + logger_.last()};
     enumerate();
@@ -239,14 +253,33 @@ class TensorRtLauncher final : public Launcher {
     return {};
   }
 
-  // TensorRT-LLM's plugins register themselves in a call of their own; other libraries do so as they load.
-  Status load_plugin(const std::string& name) {
+  // TensorRT-LLM's plugins register themselves in a call of their own. Another library that lists its plugins' creators is
+  // registered by TensorRT itself, once a process, since a second time is refused; all others do so as they load.
+  Status load_plugin(void* tensorrt, const std::string& name) {
     void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL);
-    if (library == nullptr) return {IFAB_UNAVAILABLE, "the plan's plugins are not here: " + name + " is not found"};
+    if (library == nullptr) {
+      const char* reason = dlerror();
+      return {IFAB_UNAVAILABLE, "the plan's plugins are not here: " + name + " does not load (" +
+                                    (reason != nullptr ? reason : "no reason given") + ")"};
+    }
     using Register = bool (*)(void*, const char*);
     const auto call = reinterpret_cast<Register>(dlsym(library, "initTrtLlmPlugins"));
-    if (call != nullptr && !call(&logger_, "tensorrt_llm")) {
+    if (call != nullptr) {
+      if (call(&logger_, "tensorrt_llm")) return {};
       return {IFAB_UNAVAILABLE, "the plugins of " + name + " do not register: " + logger_.last()};
+    }
+    if (dlsym(library, "getCreators") != nullptr) {
+      static std::mutex mutex;
+      static std::set<void*> registered;
+      const std::lock_guard lock(mutex);
+      if (registered.contains(library)) return {};
+      using Registry = nvinfer1::IPluginRegistry* (*)();
+      const auto registry = reinterpret_cast<Registry>(dlsym(tensorrt, "getPluginRegistry"));
+      if (registry == nullptr || registry()->loadLibrary(name.c_str()) == nullptr) {
+        return {IFAB_UNAVAILABLE, "TensorRT does not register the plugins of " + name + ": " + logger_.last()};
+      }
+      registered.insert(library);
+      return {};
     }
     return {};
   }
