@@ -31,7 +31,8 @@ bool end_id_in_output(const Semantics& semantics) {
   request.setEndId(256);
   const trt::IdType id = bench.ask(request);
   bench.hear(1);
-  return bench.tokens(id).back() == 256;
+  const std::vector<int32_t> tokens = bench.tokens(id);
+  return !tokens.empty() && tokens.back() == 256;
 }
 
 bool outputs_say_their_phase(const Semantics& semantics) {
