@@ -8,8 +8,8 @@
 
 namespace ifab::attention {
 
-inline constexpr int32_t kWarpRows = 16;     // queries of one warp, the rows of one matrix instruction
-inline constexpr int32_t kTileRows = 128;    // most queries, and most keys, of one tile
+inline constexpr int32_t kWarpRows = 16;   // queries of one warp, the rows of one matrix instruction
+inline constexpr int32_t kTileRows = 128;  // most queries, and most keys, of one tile
 inline constexpr int32_t kLongestRow = 8192;
 inline constexpr float kLargestFp8 = 448.0F;  // of e4m3
 
@@ -34,10 +34,10 @@ struct Arguments {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t row_tokens = 0;
-  int32_t query_tile = 0;       // queries of a block: 16 for each of its warps
-  int32_t key_tile = 0;         // keys in shared memory at once
-  float score_scale = 0.0F;     // head_size ** -0.5 * log2(e): weights are powers of two
-  float output_factor = 0.0F;   // 1 over the output's scale; 1 in bfloat16
+  int32_t query_tile = 0;      // queries of a block: 16 for each of its warps
+  int32_t key_tile = 0;        // keys in shared memory at once
+  float score_scale = 0.0F;    // head_size ** -0.5 * log2(e): weights are powers of two
+  float output_factor = 0.0F;  // 1 over the output's scale; 1 in bfloat16
 };
 
 // Bytes of shared memory of one block: its queries, a tile of keys, one of values, the keys' segments.

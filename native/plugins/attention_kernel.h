@@ -265,8 +265,8 @@ struct Attention {
     IFAB_UNROLL
     for (int32_t n = 0; n < kStep / 16; ++n) {
       if (n * 16 < seen) {
-        const float(&low)[4] = score[2 * n];
-        const float(&high)[4] = score[2 * n + 1];
+        const float (&low)[4] = score[2 * n];
+        const float (&high)[4] = score[2 * n + 1];
         const Fragment p = {{lane.bfloat16_pair(low[0], low[1]), lane.bfloat16_pair(low[2], low[3]),
                              lane.bfloat16_pair(high[0], high[1]), lane.bfloat16_pair(high[2], high[3])}};
         IFAB_UNROLL

@@ -85,8 +85,7 @@ std::string Kernels::load() {
     if (*slot == nullptr) return std::string("the NVIDIA driver here is too old for attention: it has no ") + name;
   }
   if (const int code = driver_->init(0); code != 0) return failed("the driver does not start", code);
-  const int code =
-      driver_->load(&library_, ifab_attention_image, nullptr, nullptr, 0, nullptr, nullptr, 0);
+  const int code = driver_->load(&library_, ifab_attention_image, nullptr, nullptr, 0, nullptr, nullptr, 0);
   return code == 0 ? std::string() : failed("the attention kernels do not load", code);
 }
 
@@ -149,8 +148,8 @@ std::string Kernels::launch(const Shape& shape, int64_t rows, const Arguments& a
 
 }  // namespace ifab::attention
 
-// For who has no TensorRT: launches one attention on a stream of the current context. Returns null, or a sentence that is
-// valid until this thread's next call.
+// For who has no TensorRT: launches one attention on a stream of the current context. Returns null, or a sentence that
+// is valid until this thread's next call.
 extern "C" __attribute__((visibility("default"))) const char* ifab_attention_launch(
     const void* qkv, const int32_t* positions, const int32_t* segments, const float* cosine, const float* sine,
     void* output, int64_t rows, int32_t heads, int32_t kv_heads, int32_t head_size, int32_t row_tokens,

@@ -14,8 +14,8 @@ namespace ifab::attention {
 
 // The kernels, loaded into the driver of this process; unloaded when the last holder lets go. Safe from any thread.
 //
-// They are launched through the driver, found at run time, and not through a CUDA runtime: TensorRT carries a runtime of
-// its own, of another version than the compiler here, and streams and contexts are the driver's in both.
+// They are launched through the driver, found at run time, and not through a CUDA runtime: TensorRT carries a runtime
+// of its own, of another version than the compiler here, and streams and contexts are the driver's in both.
 class Kernels {
  public:
   // The one instance, loaded where there is none. Null, with a sentence, where there is no driver or no kernel for the

@@ -32,7 +32,8 @@ std::string refuse(const Shape& shape) {
   if (shape.packed != 0 && shape.packed != 1) return sentence("packed", std::to_string(shape.packed), "0 or 1");
   const float scale = shape.output_scale;
   if (scale != 0.0F && (!std::isnormal(scale) || scale < 0.0F || !std::isnormal(1.0F / scale))) {
-    return sentence("output_scale", std::to_string(scale), "0 (bfloat16) or a positive scale of FP8 that has a reciprocal");
+    return sentence("output_scale", std::to_string(scale),
+                    "0 (bfloat16) or a positive scale of FP8 that has a reciprocal");
   }
   return {};
 }
@@ -41,8 +42,9 @@ std::string refuse_tokens(const Shape& shape, int64_t tokens) {
   const int64_t tiles = (shape.row_tokens + kTileRows - 1) / kTileRows;
   const int64_t most = std::numeric_limits<int32_t>::max() / (tiles * shape.heads) * shape.row_tokens;
   if (tokens >= 1 && tokens % shape.row_tokens == 0 && tokens <= most) return {};
-  return sentence("qkv's number of tokens", std::to_string(tokens),
-                  "a multiple of row_tokens, " + std::to_string(shape.row_tokens) + ", at most " + std::to_string(most));
+  return sentence(
+      "qkv's number of tokens", std::to_string(tokens),
+      "a multiple of row_tokens, " + std::to_string(shape.row_tokens) + ", at most " + std::to_string(most));
 }
 
 std::string kernel_name(const Shape& shape) {

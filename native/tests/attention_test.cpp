@@ -186,19 +186,34 @@ TEST_P(AttentionKernel, IsAttentionWrittenOutInDouble) {
 // The shapes name heads, kv_heads, head_size, row_tokens, packed, output_scale. 100 KB are the smaller cards' memory:
 // tiles of 32 keys; 164 KB those of sm_80.
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionKernel,
-                         testing::Values(Case{{1, 1, 128, 128, 1, 0.0F}}, Case{{1, 1, 128, 128, 0, 0.0F}, 1, kH200Bytes, true},
+                         testing::Values(Case{{1, 1, 128, 128, 1, 0.0F}},
+                                         Case{{1, 1, 128, 128, 0, 0.0F}, 1, kH200Bytes, true},
                                          Case{{4, 1, 64, 64, 1, 0.0F}, 2}, Case{{8, 1, 64, 16, 0, 0.0F}, 3},
                                          Case{{2, 2, 128, 48, 1, 0.01F}, 2, kH200Bytes, true},
                                          Case{{1, 1, 64, 128, 0, 0.002F}}, Case{{1, 1, 64, 512, 1, 0.0F}},
                                          Case{{1, 1, 128, 272, 0, 0.0F}, 1, 102400, true},
                                          Case{{2, 1, 128, 144, 1, 0.0F}, 1, 167936},
-                                         Case{{1, 1, 64, 32, 1, 0.0F}, 2, kH200Bytes, false, 30.0F}));
+                                         Case{{1, 1, 64, 32, 1, 0.0F}, 2, kH200Bytes, false, 30.0F}),
+                         [](const auto& given) {
+                           const Shape& s = given.param.shape;
+                           return kernel_name(s).substr(5) + "_" + std::to_string(s.heads) + "_" +
+                                  std::to_string(s.kv_heads) + "_heads_" + std::to_string(s.row_tokens) + "_tokens";
+                         });
 
 TEST(AttentionFp8, ByHandIsTheNearest) {
-  std::vector<float> values = {0.0F, -0.0F, 448.0F, 449.0F, 464.0F, 1e30F, -1e30F, std::numeric_limits<float>::infinity(),
-                               std::numeric_limits<float>::quiet_NaN(), 1e-30F};
+  std::vector<float> values = {0.0F,
+                               -0.0F,
+                               448.0F,
+                               449.0F,
+                               464.0F,
+                               1e30F,
+                               -1e30F,
+                               std::numeric_limits<float>::infinity(),
+                               std::numeric_limits<float>::quiet_NaN(),
+                               1e-30F};
   for (int bits = 0; bits < 0x7e; ++bits) {
-    const float here = warp::from_fp8(static_cast<uint8_t>(bits)), next = warp::from_fp8(static_cast<uint8_t>(bits + 1));
+    const float here = warp::from_fp8(static_cast<uint8_t>(bits)),
+                next = warp::from_fp8(static_cast<uint8_t>(bits + 1));
     const float middle = (here + next) / 2.0F;
     for (const float value : {here, middle, std::nextafter(middle, here), std::nextafter(middle, next)}) {
       values.push_back(value);

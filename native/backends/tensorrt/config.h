@@ -16,7 +16,7 @@ inline constexpr const char* kConfigurationFile = "tensorrt.json";
 // The values of a tensorrt.json: which plan, and what it needs beside itself. Everything else about the engine, the
 // plan says.
 struct Config {
-  std::string plan;                  // file of the directory
+  std::string plan;  // file of the directory
   // Libraries with the plugins that the plan uses, in order of loading: by path where the directory has a file of that
   // name, by soname where it has not.
   std::vector<std::string> plugins;

@@ -34,8 +34,8 @@ class Launcher {
   virtual std::span<const uint8_t> output(uint32_t buffer, size_t which) const = 0;
 };
 
-// The plugin of which a complaint of TensorRT says that it found no creator, empty where it says something else: "Cannot
-// find plugin: NAME, version: ..." and the like.
+// The plugin of which a complaint of TensorRT says that it found no creator, empty where it says something else:
+// "Cannot find plugin: NAME, version: ..." and the like.
 std::string missing_plugin(std::string_view complaint);
 
 // Opens the card of that number and the plan on it. IFAB_UNAVAILABLE: no driver, no card, no TensorRT library.

@@ -157,8 +157,8 @@ class TensorRtLauncher final : public Launcher {
     engine_.reset(runtime_->deserializeCudaEngine(plan.data(), plan.size()));
     if (engine_ == nullptr) {
       if (const std::string plugin = logger_.plugin(); !plugin.empty()) {
-        return {IFAB_FAILED_PRECONDITION, "the plan needs the plugin " + plugin +
-                                              ", which no library has that tensorrt.json lists in plugins"};
+        return {IFAB_FAILED_PRECONDITION,
+                "the plan needs the plugin " + plugin + ", which no library has that tensorrt.json lists in plugins"};
       }
       return {IFAB_FAILED_PRECONDITION, "TensorRT refuses the plan: " + logger_.last()};
     }
@@ -253,8 +253,8 @@ class TensorRtLauncher final : public Launcher {
     return {};
   }
 
-  // TensorRT-LLM's plugins register themselves in a call of their own. Another library that lists its plugins' creators is
-  // registered by TensorRT itself, once a process, since a second time is refused; all others do so as they load.
+  // TensorRT-LLM's plugins register themselves in a call of their own. Another library that lists its plugins' creators
+  // is registered by TensorRT itself, once a process, since a second time is refused; all others do so as they load.
   Status load_plugin(void* tensorrt, const std::string& name) {
     void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (library == nullptr) {

@@ -145,7 +145,8 @@ class Block {
     for (size_t warp = 0; warp < fibers.size(); warp += kLanes) {
       const Instruction instruction = fibers[warp].at;
       for (size_t lane = 1; lane < kLanes; ++lane) {
-        if (fibers[warp + lane].at != instruction) throw std::logic_error("lanes of a warp are at different instructions");
+        if (fibers[warp + lane].at != instruction)
+          throw std::logic_error("lanes of a warp are at different instructions");
       }
       if (instruction == Instruction::kNone || (instruction == Instruction::kSyncBlock && !block_waits)) continue;
       carry_out(instruction, warp);
@@ -185,8 +186,8 @@ class Block {
     }
   }
 
-  // ldmatrix .x4: lanes 8m to 8m+7 give the addresses of the lines of matrix m, 16 bytes each. Register m of lane l holds
-  // line l/4, elements 2*(l%4) and the next; turned, it holds column l/4, lines 2*(l%4) and the next.
+  // ldmatrix .x4: lanes 8m to 8m+7 give the addresses of the lines of matrix m, 16 bytes each. Register m of lane l
+  // holds line l/4, elements 2*(l%4) and the next; turned, it holds column l/4, lines 2*(l%4) and the next.
   void matrices(size_t warp, bool turned) {
     for (size_t m = 0; m < 4; ++m) {
       std::array<std::array<uint32_t, 8>, 8> element{};
@@ -249,16 +250,24 @@ class Block {
   std::exception_ptr problem;
 };
 
-int32_t HostLane::block() const { return block_->number; }
-void HostLane::sync_block() const { block_->meet(thread_, Block::Instruction::kSyncBlock, {}); }
-void HostLane::sync_warp() const { block_->meet(thread_, Block::Instruction::kSyncWarp, {}); }
+int32_t HostLane::block() const {
+  return block_->number;
+}
+void HostLane::sync_block() const {
+  block_->meet(thread_, Block::Instruction::kSyncBlock, {});
+}
+void HostLane::sync_warp() const {
+  block_->meet(thread_, Block::Instruction::kSyncWarp, {});
+}
 
 attention::Chunk HostLane::read_chunk(const float* from) const {
   attention::Chunk chunk;
   std::memcpy(&chunk, from, sizeof chunk);
   return chunk;
 }
-void HostLane::write_chunk(uint8_t* to, const attention::Chunk& chunk) const { std::memcpy(to, &chunk, sizeof chunk); }
+void HostLane::write_chunk(uint8_t* to, const attention::Chunk& chunk) const {
+  std::memcpy(to, &chunk, sizeof chunk);
+}
 
 void HostLane::load(uint32_t from, void* to, uint32_t bytes) const {
   block_->check(from, bytes);
@@ -273,19 +282,27 @@ attention::Chunk HostLane::load_chunk(uint32_t from) const {
   load(from, &chunk, sizeof chunk);
   return chunk;
 }
-void HostLane::store_chunk(uint32_t to, const attention::Chunk& chunk) const { store(to, &chunk, sizeof chunk); }
+void HostLane::store_chunk(uint32_t to, const attention::Chunk& chunk) const {
+  store(to, &chunk, sizeof chunk);
+}
 uint32_t HostLane::load_word(uint32_t from) const {
   uint32_t word = 0;
   load(from, &word, sizeof word);
   return word;
 }
-void HostLane::store_word(uint32_t to, uint32_t word) const { store(to, &word, sizeof word); }
-void HostLane::store_half_word(uint32_t to, uint16_t word) const { store(to, &word, sizeof word); }
+void HostLane::store_word(uint32_t to, uint32_t word) const {
+  store(to, &word, sizeof word);
+}
+void HostLane::store_half_word(uint32_t to, uint16_t word) const {
+  store(to, &word, sizeof word);
+}
 
 void HostLane::copy(uint32_t to, const uint16_t* from) const {
   block_->fibers[static_cast<size_t>(thread_)].groups.back().push_back({to, from});
 }
-void HostLane::commit() const { block_->fibers[static_cast<size_t>(thread_)].groups.emplace_back(); }
+void HostLane::commit() const {
+  block_->fibers[static_cast<size_t>(thread_)].groups.emplace_back();
+}
 void HostLane::arrive(int32_t groups) const {
   auto& waiting = block_->fibers[static_cast<size_t>(thread_)].groups;
   while (waiting.size() > static_cast<size_t>(groups) + 1) {
@@ -321,7 +338,9 @@ float HostLane::exchange(float value, int32_t bits) const {
   return std::bit_cast<float>(block_->meet(thread_, Block::Instruction::kExchange, operands).words[0]);
 }
 
-float HostLane::power_of_two(float value) const { return std::exp2(value); }
+float HostLane::power_of_two(float value) const {
+  return std::exp2(value);
+}
 uint32_t HostLane::bfloat16_pair(float low, float high) const {
   return to_bfloat16(low) | static_cast<uint32_t>(to_bfloat16(high)) << 16;
 }
@@ -339,7 +358,9 @@ uint16_t to_bfloat16(float value) {
   if (std::isnan(value)) return 0x7fff;
   return static_cast<uint16_t>((bits + 0x7fffU + (bits >> 16 & 1U)) >> 16);
 }
-float from_bfloat16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+float from_bfloat16(uint16_t bits) {
+  return std::bit_cast<float>(uint32_t{bits} << 16);
+}
 
 float from_fp8(uint8_t bits) {
   const int exponent = bits >> 3 & 15, fraction = bits & 7;
