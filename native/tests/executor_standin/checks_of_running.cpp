@@ -104,6 +104,12 @@ bool priority_goes_first(const Semantics& semantics) {
   return bench.hear(2).front().getRequestId() == first;
 }
 
+bool idle_does_nothing(const Semantics& semantics) {
+  Bench bench(semantics);
+  bench.executor().awaitResponses(std::chrono::milliseconds(300)).clear();
+  return bench.executor().getLatestIterationStats().empty();
+}
+
 SimulatedEngine that_throws() {
   SimulatedEngine engine = Bench::small();
   engine.request_faults = {{"throw", "prompt_token", 300, 0}};
@@ -361,6 +367,7 @@ const Checks& checks_of_running() {
       {"utilisation_asks_for_prompts_only", utilisation_asks_for_prompts_only},
       {"priority_goes_beyond_a_batch", priority_goes_beyond_a_batch},
       {"priority_goes_first", priority_goes_first},
+      {"idle_does_nothing", idle_does_nothing},
       {"forward_fails_everybody", forward_fails_everybody},
       {"forward_goes_on", forward_goes_on},
       {"misspelt_output_fails_everybody", misspelt_output_fails_everybody},

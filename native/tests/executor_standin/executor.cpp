@@ -241,7 +241,9 @@ class Executor::Impl {
     for (;;) {
       {
         std::unique_lock lock(mutex_);
-        work_.wait(lock, [this] { return ending_ || batch_.active() > 0 || !queue_.empty(); });
+        work_.wait(lock, [this] {
+          return ending_ || batch_.active() > 0 || !queue_.empty() || !semantics_.idle_does_nothing;
+        });
         const bool left = batch_.active() > 0 || !queue_.empty();
         if (ending_ && (!left || !semantics_.shutdown_waits)) break;
       }

@@ -49,6 +49,7 @@ struct Semantics {
   bool first_blocks_others = true;                // whose need does not fit, even if later ones would
   bool no_room_is_no_error = true;                // maximum utilisation, nothing fits: an iteration that does nothing
   bool utilisation_asks_for_prompts_only = true;  // so that sequences may run out of room
+  bool idle_does_nothing = true;                  // no iteration, and so no statistics, without a request
   bool forward_fails_everybody = true;            // an exception in a pass ends all active requests
   bool forward_goes_on = true;                    // and the loop with the next ones
   bool misspelt_output_fails_everybody = true;    // a name that the engine does not have, at the first pass
@@ -121,6 +122,7 @@ inline constexpr std::array kFacts = {
     Switch{"first_blocks_others", &Semantics::first_blocks_others},
     Switch{"no_room_is_no_error", &Semantics::no_room_is_no_error},
     Switch{"utilisation_asks_for_prompts_only", &Semantics::utilisation_asks_for_prompts_only},
+    Switch{"idle_does_nothing", &Semantics::idle_does_nothing},
     Switch{"forward_fails_everybody", &Semantics::forward_fails_everybody},
     Switch{"forward_goes_on", &Semantics::forward_goes_on},
     Switch{"misspelt_output_fails_everybody", &Semantics::misspelt_output_fails_everybody},
