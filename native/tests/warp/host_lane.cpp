@@ -51,16 +51,17 @@ class Block {
   Block(int32_t of_grid, int32_t threads, uint32_t shared_bytes, const std::function<void(HostLane)>& body)
       : number(of_grid), body_(body), fibers(static_cast<size_t>(threads)), shared(shared_bytes, 0xff) {}
 
+  // Each warp runs as far as it can before the next begins, so that what a barrier must order, and does not, comes out
+  // of order.
   void run(bool backwards) {
     for (size_t i = 0; i < fibers.size(); ++i) begin(i);
+    const size_t warps = fibers.size() / kLanes;
     while (!all_done()) {
-      for (size_t i = 0; i < fibers.size(); ++i) {
-        const size_t which = backwards ? fibers.size() - 1 - i : i;
-        Fiber& fiber = fibers[which];
-        if (!fiber.done && fiber.at == Instruction::kNone) resume(which);
-        if (problem) std::rethrow_exception(problem);
+      for (size_t i = 0; i < warps; ++i) advance((backwards ? warps - 1 - i : i) * kLanes, backwards);
+      for (Fiber& fiber : fibers) {
+        if (fiber.done != fibers[0].done) throw std::logic_error("a warp waits for another that has ended");
+        fiber.at = Instruction::kNone;
       }
-      settle();
     }
   }
 
@@ -93,6 +94,7 @@ class Block {
       problem = std::current_exception();
     }
     fibers[thread].done = true;
+    fibers[thread].at = Instruction::kNone;
     leave(fibers[thread], true);
   }
 
@@ -137,23 +139,24 @@ class Block {
     return true;
   }
 
-  // Every fiber is done or waits: carries out what whole warps, or the whole block, have come to.
-  void settle() {
-    bool block_waits = true;
-    for (const Fiber& fiber : fibers) block_waits = block_waits && fiber.at == Instruction::kSyncBlock;
-    bool moved = block_waits;
-    for (size_t warp = 0; warp < fibers.size(); warp += kLanes) {
-      const Instruction instruction = fibers[warp].at;
-      for (size_t lane = 1; lane < kLanes; ++lane) {
-        if (fibers[warp + lane].at != instruction)
-          throw std::logic_error("lanes of a warp are at different instructions");
+  // Runs the warp of 32 fibers from `first` on to the block's next barrier, or to its end.
+  void advance(size_t first, bool backwards) {
+    while (true) {
+      for (size_t i = 0; i < kLanes; ++i) {
+        const size_t which = first + (backwards ? kLanes - 1 - i : i);
+        if (!fibers[which].done) resume(which);
+        if (problem) std::rethrow_exception(problem);
       }
-      if (instruction == Instruction::kNone || (instruction == Instruction::kSyncBlock && !block_waits)) continue;
-      carry_out(instruction, warp);
-      for (size_t lane = 0; lane < kLanes; ++lane) fibers[warp + lane].at = Instruction::kNone;
-      moved = true;
+      const Fiber& one = fibers[first];
+      for (size_t lane = 1; lane < kLanes; ++lane) {
+        const Fiber& other = fibers[first + lane];
+        if (other.at != one.at || other.done != one.done) {
+          throw std::logic_error("lanes of a warp are at different instructions");
+        }
+      }
+      if (one.done || one.at == Instruction::kSyncBlock) return;
+      carry_out(one.at, first);
     }
-    if (!moved && !all_done()) throw std::logic_error("a warp waits for another that has ended");
   }
 
   uint32_t word_at(uint32_t place) const {
