@@ -191,6 +191,7 @@ void Batch::check_outputs() const {
 }
 
 void Batch::run(trt::IterationStats& stats) {
+  if (active_.empty()) return;  // cancelled, all of them: there is nothing to pass over
   if (control().card_fails) throw std::runtime_error("CUDA runtime error: an illegal memory access was encountered");
   check_outputs();
   for (const Active& active : active_) {
