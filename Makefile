@@ -69,6 +69,7 @@ test-k8s: engine ## Run the suite in pods of a real Kubernetes, started here for
 	@scripts/bootstrap kube
 	@scripts/kustomize
 	@scripts/kube/build
+	@scripts/kube/crds
 	@scripts/images
 	@$(bin)/pytest -m k8s tests/k8s -n0 -p no:randomly --timeout 900
 

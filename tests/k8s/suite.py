@@ -108,15 +108,10 @@ def namespaces() -> list[dict[str, Any]]:
     return [own, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": CLIENTS, "labels": labels}}]
 
 
-def client_pod() -> dict[str, Any]:
-    """A pod that waits for `kubectl exec`, as a tenant's would work: with a token, and no certificate."""
-    environment = {
-        "IFAB_CLI_BROKER": f"broker.{NAMESPACE}.svc:7600",
-        "IFAB_CLI_TLS_CA": "/run/client/ca.crt",
-        "IFAB_CLI_TOKEN_FILE": "/run/client/token",
-    }
+def waiting_pod(name: str, namespace: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
+    """A restricted pod with the suite's packages that waits for `kubectl exec`, and ends at once when asked to."""
     return {
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client", "namespace": CLIENTS},
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace, "labels": labels or {}},
         "spec": {
             "terminationGracePeriodSeconds": 1,
             "automountServiceAccountToken": False,
@@ -124,22 +119,33 @@ def client_pod() -> dict[str, Any]:
                 "runAsNonRoot": True, "runAsUser": 10002, "seccompProfile": {"type": "RuntimeDefault"}
             },
             "containers": [{
-                "name": "client", "image": "ifabric/services:dev", "imagePullPolicy": "IfNotPresent",
+                "name": name, "image": "ifabric/services:dev", "imagePullPolicy": "IfNotPresent",
                 "command": ["python", "-c", "import signal; signal.sigwait({signal.SIGTERM})"],
-                "env": [{"name": name, "value": value} for name, value in environment.items()],
                 "securityContext": {
                     "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
                 },
-                "volumeMounts": [
-                    {"name": "client", "mountPath": "/run/client", "readOnly": True},
-                    {"name": "tmp", "mountPath": "/tmp"},
-                ],
             }],
-            "volumes": [
-                {"name": "client", "secret": {"secretName": "client"}}, {"name": "tmp", "emptyDir": {}}
-            ],
         },
     }  # fmt: skip
+
+
+def client_pod() -> dict[str, Any]:
+    """A pod that works as a tenant's would: with a token, and no certificate."""
+    environment = {
+        "IFAB_CLI_BROKER": f"broker.{NAMESPACE}.svc:7600",
+        "IFAB_CLI_TLS_CA": "/run/client/ca.crt",
+        "IFAB_CLI_TOKEN_FILE": "/run/client/token",
+    }
+    pod = waiting_pod("client", CLIENTS)
+    [container] = pod["spec"]["containers"]
+    container["env"] = [{"name": name, "value": value} for name, value in environment.items()]
+    container["volumeMounts"] = [
+        {"name": "client", "mountPath": "/run/client", "readOnly": True}, {"name": "tmp", "mountPath": "/tmp"}
+    ]  # fmt: skip
+    pod["spec"]["volumes"] = [
+        {"name": "client", "secret": {"secretName": "client"}}, {"name": "tmp", "emptyDir": {}}
+    ]  # fmt: skip
+    return pod
 
 
 @dataclass(frozen=True, slots=True)
