@@ -75,6 +75,16 @@ class Cluster:
         """Creates or changes objects."""
         self.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(objects))
 
+    def apply_pods(self, pods: Sequence[dict[str, Any]]) -> None:
+        """Creates pods, in namespaces that may be new: none is taken before its namespace has its service account."""
+        for namespace in {pod["metadata"]["namespace"] for pod in pods}:
+            account = ("get", "serviceaccount", "default", "-n", namespace)
+            block_until(
+                lambda words=account: self.attempt(*words).returncode == 0,
+                every_s=POLL_S, within_s=30.0, what=f"the service account of {namespace}",
+            )  # fmt: skip
+        self.apply(pods)
+
     def get(self, *words: str, namespace: str = NAMESPACE) -> Any:
         """What `kubectl get` says, decoded."""
         return json.loads(self.kubectl("get", "-n", namespace, *words, "-o", "json"))

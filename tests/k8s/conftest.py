@@ -24,7 +24,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             made.apply(suite.namespaces())
             made.apply(suite.expected(folder, engines, made.folder / "volume"))
             made.apply(render("ci"))
-            made.apply([suite.client_pod()])
+            made.apply_pods([suite.client_pod()])
         made.ready("app.kubernetes.io/name=postgresql", 1)
         made.ready("app.kubernetes.io/name=provisioner", 1)
         made.ready("app.kubernetes.io/name=broker", 2)

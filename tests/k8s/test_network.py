@@ -80,7 +80,7 @@ def others(cluster: Cluster) -> Iterator[None]:
             [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
              for name, labels in namespaces.items()]
         )  # fmt: skip
-        cluster.apply([waiting_pod(name, namespace) for name, namespace in pods.items()])
+        cluster.apply_pods([waiting_pod(name, namespace) for name, namespace in pods.items()])
         for name, namespace in pods.items():
             cluster.kubectl(
                 "wait", "-n", namespace, f"pod/{name}", "--for", "condition=Ready", "--timeout", "60s", within_s=90
