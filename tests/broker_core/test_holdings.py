@@ -81,6 +81,17 @@ def test_memory_stays_within_its_bound_however_much_passes_through() -> None:
     assert _held(holdings, [0, 1, 2, 3] * 8) == {}, "what is old goes"
 
 
+def test_what_has_aged_out_of_a_pool_does_not_stay_until_the_bound() -> None:
+    holdings, worker = Holdings(1 << 30), _worker("w", pool_tokens=3200)
+    heights = []
+    for at in range(40_000):
+        worker.clock += 32
+        holdings.note(worker, 0, _raw([at, 1, 2, 3] * 8))
+        heights.append(holdings.bytes)
+    assert max(heights) < 5_000_000, "40,000 prompts, of which the pool keeps a hundred"
+    assert _held(holdings, [39_901, 1, 2, 3] * 8) == {"w": 32}, "what the pool keeps stays"
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 1), min_size=1, max_size=5)), max_size=25))
 @settings(deadline=None)
 def test_it_agrees_with_sets_of_beginnings(noted: list[tuple[int, list[int]]]) -> None:

@@ -24,6 +24,9 @@ _NODE_BYTES = 600
 """What a node costs beside its ids."""
 _SWEEP_TO = 0.75
 """Share of the bound that a sweep leaves."""
+_SWEEP_FROM = 4 * 1024 * 1024
+"""Bytes below which nothing is swept. Above, each doubling since the last sweep brings the next one: what has aged out
+of the workers' pools does not stay until the bound is reached, at a cost that the nodes noted since then share."""
 
 
 class _Node:
@@ -49,6 +52,7 @@ class Holdings:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
+        self._sweep_at = min(bytes_max, _SWEEP_FROM)
         self._roots: dict[tuple[str, int], _Node] = {}
         self._touch = 0
         self.bytes = 0
@@ -76,8 +80,9 @@ class Holdings:
             node, at = child, at + len(child.edge)
             node.holders[worker] = worker.clock
             node.touched = self._touch
-        if self.bytes > self._bytes_max:
+        if self.bytes > self._sweep_at:
             self._sweep()
+            self._sweep_at = min(self._bytes_max, max(_SWEEP_FROM, 2 * self.bytes))
 
     def find(self, digests: frozenset[str], salt: int, raw: bytes, blocks: dict[str, int]) -> list[Hint]:
         """Returns the workers believed to hold the start of a prompt, and how much of it.
