@@ -78,11 +78,11 @@ class Cluster:
     def apply_pods(self, pods: Sequence[dict[str, Any]]) -> None:
         """Creates pods, in namespaces that may be new: none is taken before its namespace has its service account."""
         for namespace in {pod["metadata"]["namespace"] for pod in pods}:
-            account = ("get", "serviceaccount", "default", "-n", namespace)
-            block_until(
-                lambda words=account: self.attempt(*words).returncode == 0,
-                every_s=POLL_S, within_s=30.0, what=f"the service account of {namespace}",
-            )  # fmt: skip
+
+            def there(namespace: str = namespace) -> bool:
+                return self.attempt("get", "serviceaccount", "default", "-n", namespace).returncode == 0
+
+            block_until(there, every_s=POLL_S, within_s=30.0, what=f"the service account of {namespace}")
         self.apply(pods)
 
     def get(self, *words: str, namespace: str = NAMESPACE) -> Any:
