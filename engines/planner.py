@@ -135,8 +135,11 @@ def activation_token_bytes(shape: ModelShape, weights: str, cards: CardSet, *, r
     """What one token of a step holds at the widest moment of a layer, in bytes.
 
     The residual stream and the normed input live through a layer. In the gated unit both products and what comes of
-    them live at once; in attention the projections, their rotated float32 forms, and the attended values, and where the
-    attention is not fused (`row_tokens` given) its scores twice as well.
+    them live at once; in attention the projections and the attended values. A mining plan (`row_tokens` given) also has
+    rotated float32 forms and the scores twice where its attention is recorded, and its builder does not give one half
+    of a layer the memory of the other: a plan for an H200 kept 149,248 bytes in FP8 and 164,352 in bfloat16 with
+    attention of our own (docs/gpu-truth.md), where this gives 157,440 and 172,544; recorded in bfloat16 it kept
+    222,720.
     """
     parallel = cards.tensor_parallel
     width, kv_width = (math.ceil(n * shape.head_size / parallel) for n in (shape.heads, shape.kv_heads))
@@ -147,6 +150,7 @@ def activation_token_bytes(shape: ModelShape, weights: str, cards: CardSet, *, r
     attention = (width + 2 * kv_width) * _WIDE + width * _WIDE
     if row_tokens is not None:
         attention += (width + kv_width) * 4 + 2 * math.ceil(shape.heads / parallel) * row_tokens * _WIDE
+        return stream + gated + attention
     return stream + max(gated, attention)
 
 

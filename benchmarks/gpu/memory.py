@@ -14,8 +14,8 @@ What each part rests on:
     weights      counted: every tensor that lies on the card, in its format
     cache        counted: cells x layers x keys and values
     activations  embedded runtime: the scheduler's buffer, which is the same for every device; the formula gives to the
-                 byte what libllama 0.3.36 allocates on a processor for this model (docs/engines.md). TensorRT: the most
-                 that lives at once in the recorded network (`engines.graph.footprint`), an estimate
+                 byte what libllama 0.3.36 allocates on a processor for this model (docs/engines.md). TensorRT: what the
+                 planner sets aside (`engines.planner.activation_token_bytes`)
     buffers      the embedded runtime's conversions of a product's input and output to 16 bits, and the 32 MiB that
                  cuBLAS is given; the launcher's own two buffers of every input and output
     context      assumed, `--context-mib`: the driver's context and the kernels' code of one process
@@ -23,30 +23,20 @@ What each part rests on:
                  TensorRT, `--runtime-mib`, `--engine-mib`, `--launch-mib`, 0 unless they are given: what creating the
                  runtime, reading the plan beyond its weights, and the first launch take, as
                  `benchmarks.gpu.plan_memory` measures them; `--context-mib` is then its `driver_context_bytes`, and
-                 `--activations-mib` its `context_bytes` instead of the estimate
+                 `--activations-mib` its `context_bytes` instead of the planner's
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any, Final
-
-import ml_dtypes
-import numpy as np
+from typing import Any, Final
 
 from benchmarks.gpu.llama_engine import GRANULE, HIDDEN, INTERMEDIATE, VOCABULARY, CardEngine, cache_bytes
 from benchmarks.gpu.mining_model import ROW_TOKENS, dense_7b
-from benchmarks.gpu.mining_plan import PARTS
 from engines.card_tier import CardSet
-from engines.graph.footprint import peak_bytes
-from engines.mining.layer import RECORDED, Fp8Scales, Fusion
-from engines.mining.network import QUANTIZED_INPUTS, build_network
 from engines.model_config import ModelConfig, ModelShape
 from engines.planner import MIB, activation_token_bytes, weights_bytes
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 CONTEXT_MIB: Final = 560
 MEASURED: Final = ("runtime", "engine", "launch")
@@ -54,23 +44,6 @@ MEASURED: Final = ("runtime", "engine", "launch")
 CUBLAS_WORKSPACE: Final = 32 * MIB
 LAUNCHER_BUFFERS: Final = 2
 _CARDS: Final = CardSet("nvidia-h200", "9.0", 143771, 0, 1, 1, 1)
-
-
-class Zeros:
-    """Weights of a shape, for the extents alone."""
-
-    def __init__(self, shape: ModelShape) -> None:
-        self._shape = shape
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        shape = self._shape
-        hidden, inner, width = shape.hidden_size, shape.intermediate_size, shape.heads * shape.head_size
-        kv_width = shape.kv_heads * shape.head_size
-        extents = {"embed_tokens": (shape.vocab_size, hidden), "q_proj": (width, hidden), "o_proj": (hidden, width)}
-        extents |= dict.fromkeys(("k_proj", "v_proj"), (kv_width, hidden))
-        extents |= dict.fromkeys(("gate_proj", "up_proj"), (inner, hidden))
-        extents |= {"down_proj": (hidden, inner)}
-        return np.zeros(extents.get(name.split(".")[-2], (hidden,)), ml_dtypes.bfloat16)
 
 
 def llama_parts(engine: CardEngine) -> dict[str, int]:
@@ -91,21 +64,15 @@ def llama_parts(engine: CardEngine) -> dict[str, int]:
     }
 
 
-def mining_parts(
-    shape: ModelShape, *, rows: int, prompts: int, fp8: bool, packed: bool, fused: Fusion = RECORDED
-) -> dict[str, int]:
+def mining_parts(shape: ModelShape, *, rows: int, prompts: int, weights: str, packed: bool) -> dict[str, int]:
     """Memory of a mining engine behind the raw TensorRT launcher, in bytes, with launches of at most `rows` rows."""
     model = ModelConfig(shape, tied_embeddings=False, trained_tokens=ROW_TOKENS, end_token_ids=())
-    two = ModelShape(2, *(getattr(shape, name) for name in ModelShape.__slots__ if name != "layers"))
-    names = QUANTIZED_INPUTS.values()
-    scales = Fp8Scales({f"layers_{index}.{name}": 1.0 for index in range(2) for name in names}) if fp8 else None
-    graph = build_network(two, Zeros(two), row_tokens=ROW_TOKENS, packed=packed, scales=scales, fused=fused)
-    extents = {"rows": rows, "tokens": rows * ROW_TOKENS, "prompts": prompts}
-    inputs = (3 if packed else 1) * rows * ROW_TOKENS * 4 + prompts * 4
+    tokens = rows * ROW_TOKENS
+    inputs = (3 if packed else 1) * tokens * 4 + prompts * 4
     return {
-        "weights": weights_bytes(model, "fp8" if fp8 else "bfloat16", _CARDS, head=False),
+        "weights": weights_bytes(model, weights, _CARDS, head=False),
         "cache": 0,
-        "activations": peak_bytes(graph, extents),
+        "activations": tokens * activation_token_bytes(shape, weights, _CARDS, row_tokens=ROW_TOKENS),
         "buffers": LAUNCHER_BUFFERS * (inputs + prompts * shape.hidden_size * 2),
     }
 
@@ -137,8 +104,7 @@ def main() -> None:
     mining.add_argument("--rows", type=int, required=True)
     mining.add_argument("--prompts", type=int, help="most prompts of a launch; four times the rows, as it is built")
     mining.add_argument("--format", choices=("bfloat16", "fp8"), required=True)
-    mining.add_argument("--parts", nargs="+", choices=PARTS, default=[], help="of a layer that are kernels of our own")
-    mining.add_argument("--activations-mib", type=int, help="measured, instead of the estimate")
+    mining.add_argument("--activations-mib", type=int, help="measured, instead of the planner's")
     for name in MEASURED:
         mining.add_argument(f"--{name}-mib", type=int, default=0, help="measured on a card")
     mining.add_argument("--layout", choices=("packed", "own-rows"), default="packed")
@@ -162,14 +128,11 @@ def main() -> None:
     shape = dense_7b(said.layers)
     prompts = said.prompts or 4 * said.rows
     packed = said.layout == "packed"
-    fused = Fusion(**dict.fromkeys(said.parts, True))
-    parts = mining_parts(shape, rows=said.rows, prompts=prompts, fp8=said.format == "fp8", packed=packed, fused=fused)
+    parts = mining_parts(shape, rows=said.rows, prompts=prompts, weights=said.format, packed=packed)
     if said.activations_mib is not None:
         parts["activations"] = said.activations_mib * MIB
     parts |= {name: getattr(said, f"{name}_mib") * MIB for name in MEASURED}
-    weights = "fp8" if said.format == "fp8" else "bfloat16"
-    planned = said.rows * ROW_TOKENS * activation_token_bytes(shape, weights, _CARDS, row_tokens=ROW_TOKENS)
-    report(parts, said.context_mib, said.seen_mib, {"engine": "mining", "planner_activations": planned})
+    report(parts, said.context_mib, said.seen_mib, {"engine": "mining"})
 
 
 if __name__ == "__main__":
