@@ -11,6 +11,9 @@ import re
 _PLACE = re.compile(r"ipv[46]:(\S+?): ")
 """Where gRPC says that it could not connect."""
 
+_AT_THE_START = "failed to connect"
+"""A connection that stood and was lost says the same of its end, and says nothing of how it was made."""
+
 _BY_TLS = (
     (
         "CERTIFICATE_VERIFY_FAILED",
@@ -54,7 +57,8 @@ def sentence(message: str, address: str, *, protected: bool) -> str:
     """
     found = _PLACE.search(message)
     place = found[1] if found else address
-    for piece, said in _BY_TLS if protected else _IN_THE_CLEAR:
-        if piece in message:
-            return said.format(place=place)
+    if _AT_THE_START in message:
+        for piece, said in _BY_TLS if protected else _IN_THE_CLEAR:
+            if piece in message:
+                return said.format(place=place)
     return _NOBODY.format(at=f" at {place}" if place else "")

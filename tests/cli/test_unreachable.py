@@ -119,3 +119,10 @@ def test_what_is_no_token_is_not_sent(text: str, tmp_path: Path, monkeypatch: py
         monkeypatch.setenv(TOKEN_VARIABLE, text)
         with pytest.raises(CommandError, match=TOKEN_VARIABLE):
             channel("127.0.0.1:1")
+
+
+@pytest.mark.parametrize("protected", [False, True])
+def test_a_connection_that_stood_and_was_lost_is_nobodys_mistake(protected: bool) -> None:
+    assert sentence("Socket closed", "127.0.0.1:7600", protected=protected).startswith(
+        "nothing answers at 127.0.0.1:7600"
+    )
