@@ -22,7 +22,7 @@ LIBRARY: Final = "libifab_attention.so"
 VERSION: Final = "1"
 NAMESPACE: Final = "ifab"
 NAMES: Final = {"packed_attention": "ifab_packed_attention", "gated_unit": "ifab_gated_unit", "norm": "ifab_norm"}
-"""Operation -> plugin."""
+"""Operation -> plugin. The library has a kernel for the first; the others are refused by name until it has theirs."""
 HEAD_SIZES: Final = (64, 128)
 ROW_TOKENS_STEP: Final = 16
 ROW_TOKENS_MAX: Final = 8192
