@@ -134,6 +134,16 @@ ifab_status_t ifab_engine_inspect(const char* engine_dir, char* buffer, size_t c
   });
 }
 
+ifab_status_t ifab_engine_runs_here(const char* engine_dir, char* err, size_t err_cap) noexcept {
+  return guard(err, err_cap, [&]() -> Status {
+    if (engine_dir == nullptr) return missing("engine_dir");
+    std::unique_ptr<const ifab::EngineDirectory> directory;
+    if (Status status = ifab::EngineDirectory::open(engine_dir, directory); !status.ok()) return status;
+    const ifab::BackendEntry* backend = ifab::inspect(*directory).backend;
+    return backend == nullptr || backend->runs_here == nullptr ? Status{} : backend->runs_here();
+  });
+}
+
 ifab_status_t ifab_contract_check(const char* json, size_t json_size, char* buffer, size_t cap, size_t* out_size,
                                   char* err, size_t err_cap) noexcept {
   return guard(err, err_cap, [&]() -> Status {

@@ -54,6 +54,21 @@ TEST(Abi, RefusesADirectoryThatIsNotThere) {
   EXPECT_EQ(inspect("/nonexistent/engine").status, IFAB_NOT_FOUND);
 }
 
+TEST(Abi, SaysWhetherAnEngineCanRunHere) {
+  const auto runs_here = [](const char* directory) {
+    std::array<char, 512> err{};
+    const ifab_status_t status = ifab_engine_runs_here(directory, err.data(), err.size());
+    return Answer{status, err.data()};
+  };
+  const TemporaryDirectory directory;
+  EXPECT_EQ(runs_here(directory.path().c_str()).status, IFAB_NOT_FOUND);
+  EXPECT_EQ(runs_here(nullptr).status, IFAB_INVALID_ARGUMENT);
+  write_simulated_directory(directory.path(), {});
+  EXPECT_EQ(runs_here(directory.path().c_str()).status, IFAB_OK);
+  std::filesystem::remove(directory.path() / "simulated.json");
+  EXPECT_EQ(runs_here(directory.path().c_str()).status, IFAB_OK) << "what is wrong with the directory is not asked";
+}
+
 TEST(Abi, CutsMessagesToTheirBuffer) {
   std::array<char, 8> err{};
   err.fill('x');

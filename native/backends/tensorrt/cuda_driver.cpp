@@ -52,7 +52,7 @@ CudaDriver::~CudaDriver() {
   // The driver keeps threads of its own: its library stays loaded.
 }
 
-Status CudaDriver::open(int32_t number) {
+Status CudaDriver::find(int32_t number) {
   library_ = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library_ == nullptr) {
     return {IFAB_UNAVAILABLE,
@@ -103,6 +103,11 @@ Status CudaDriver::open(int32_t number) {
     return {IFAB_UNAVAILABLE, "this engine runs on card number " + std::to_string(number) + ", and the driver sees " +
                                   std::to_string(count) + ", counted from 0"};
   }
+  return {};
+}
+
+Status CudaDriver::open(int32_t number) {
+  if (Status status = find(number); !status.ok()) return status;
   if (Status status = check(calls_->device(&device_, number), "opening the card"); !status.ok()) return status;
   void* context = nullptr;
   if (Status status = check(calls_->retain(&context, device_), "opening the card"); !status.ok()) return status;

@@ -34,8 +34,10 @@ class CudaDriver {
   CudaDriver& operator=(const CudaDriver&) = delete;
   ~CudaDriver();
 
-  // Opens the card of that number, counted from 0 as the driver does. IFAB_UNAVAILABLE: no driver, no card, not so many
-  // cards, or a driver that does not start.
+  // Starts the driver and looks for the card of that number, counted from 0 as the driver does; takes nothing of it.
+  // IFAB_UNAVAILABLE: no driver, no card, not so many cards, or a driver that does not start.
+  Status find(int32_t number);
+  // Finds that card and makes it current. IFAB_UNAVAILABLE as find(), and where it cannot be opened.
   Status open(int32_t number);
   const Card& card() const { return card_; }
 

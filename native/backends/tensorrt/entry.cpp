@@ -26,6 +26,10 @@ void inspect(const EngineDirectory& directory, std::vector<Finding>& findings) {
   (void)tensorrt::read_config(directory, findings);
 }
 
+Status runs_here() {
+  return tensorrt::runs_here(kCard);
+}
+
 Status load(const EngineDirectory& directory, std::unique_ptr<Backend>& out) {
   std::vector<Finding> findings;
   const std::optional<tensorrt::Config> config = tensorrt::read_config(directory, findings);
@@ -53,6 +57,7 @@ const BackendEntry tensorrt_backend = {
     .looks_for = "of a TensorRT plan without a KV cache",
     .recognises = recognises,
     .inspect = inspect,
+    .runs_here = runs_here,
     .load = load,
 };
 

@@ -38,6 +38,10 @@ class Launcher {
 // "Cannot find plugin: NAME, version: ..." and the like.
 std::string missing_plugin(std::string_view complaint);
 
+// Whether the machine has what every plan needs beside its directory: the driver, the card of that number, and the
+// TensorRT that this library was compiled for. IFAB_UNAVAILABLE: what is not there.
+Status runs_here(int32_t card);
+
 // Opens the card of that number and the plan on it. IFAB_UNAVAILABLE: no driver, no card, no TensorRT library.
 // IFAB_FAILED_PRECONDITION: the plan does not load here; the message carries the runtime's words.
 // IFAB_RESOURCE_EXHAUSTED: the card's memory.

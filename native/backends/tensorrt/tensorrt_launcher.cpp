@@ -117,6 +117,16 @@ nvinfer1::Dims dims_of(const std::vector<int64_t>& extents) {
   return dims;
 }
 
+// Loaded once, it stays: its threads and its registry of plugins are the process's.
+Status load_tensorrt(void*& library) {
+  const std::string major = std::to_string(NV_TENSORRT_MAJOR);
+  library = dlopen(("libnvinfer.so." + major).c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (library != nullptr) return {};
+  const char* reason = dlerror();
+  return {IFAB_UNAVAILABLE, "this engine needs TensorRT " + major + ", which does not load here (" +
+                                (reason != nullptr ? reason : "no reason given") + ")"};
+}
+
 class TensorRtLauncher final : public Launcher {
  public:
   ~TensorRtLauncher() override {
@@ -138,12 +148,8 @@ class TensorRtLauncher final : public Launcher {
   Status open(const Config& config, const std::string& plan_path, const ContractValues& contract, int32_t card) {
     if (Status status = driver_.open(card); !status.ok()) return status;
     if (Status status = suits(contract); !status.ok()) return status;
-    const std::string soname = "libnvinfer.so." + std::to_string(NV_TENSORRT_MAJOR);
-    void* library = dlopen(soname.c_str(), RTLD_NOW | RTLD_GLOBAL);
-    if (library == nullptr) {
-      return {IFAB_UNAVAILABLE, "this engine needs TensorRT " + std::to_string(NV_TENSORRT_MAJOR) + ", and " + soname +
-                                    " is not found here"};
-    }
+    void* library = nullptr;
+    if (Status status = load_tensorrt(library); !status.ok()) return status;
     for (const std::string& plugin : config.plugins) {
       if (Status status = load_plugin(library, plugin); !status.ok()) return status;
     }
@@ -366,6 +372,13 @@ class TensorRtLauncher final : public Launcher {
 };
 
 }  // namespace
+
+Status runs_here(int32_t card) {
+  CudaDriver driver;
+  if (Status status = driver.find(card); !status.ok()) return status;
+  void* library = nullptr;
+  return load_tensorrt(library);
+}
 
 Status open_launcher(const Config& config, const std::string& plan_path, const ContractValues& contract, int32_t card,
                      std::unique_ptr<Launcher>& out) {

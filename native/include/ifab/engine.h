@@ -48,7 +48,7 @@ extern "C" {
  * a larger minor. A minor adds functions, enum values, and fields at the end of input structs; it changes nothing else.
  */
 #define IFAB_ABI_MAJOR 1
-#define IFAB_ABI_MINOR 0
+#define IFAB_ABI_MINOR 1
 
 /* 0, or the number of a gRPC status code. */
 typedef int32_t ifab_status_t;
@@ -274,6 +274,15 @@ IFAB_API void ifab_log_set(ifab_log_fn fn, void *context, int32_t min_level) IFA
  * Threads: [any], also without an engine. Since: ABI 1.0. */
 IFAB_API IFAB_MUST_CHECK ifab_status_t ifab_engine_inspect(const char *engine_dir, char *buffer, size_t cap,
                                                            size_t *out_size, char *err, size_t err_cap) IFAB_NOEXCEPT;
+
+/* Says whether this machine has what the engine of a directory needs beside its files: a card, its driver, its runtime's
+ * library. What is wrong with the directory itself is inspect's to say: one that fits no backend is IFAB_OK here.
+ *
+ * IFAB_UNAVAILABLE: the message is one sentence that names the first thing that is not there. IFAB_NOT_FOUND: no such
+ * directory, or no contract.json in it.
+ * Threads: [any], also without an engine. Since: ABI 1.1. */
+IFAB_API IFAB_MUST_CHECK ifab_status_t ifab_engine_runs_here(const char *engine_dir, char *err,
+                                                             size_t err_cap) IFAB_NOEXCEPT;
 
 /* Checks a contract document, given as text, against the rules alone; the directory rules of inspect do not apply.
  * Writes {"findings": [...]} as ifab_engine_inspect() does.
