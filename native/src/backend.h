@@ -162,11 +162,11 @@ struct BackendEntry {
   bool (*recognises)(const EngineDirectory& directory);
   // Everything wrong with the engine's own configuration and its agreement with the contract, without loading.
   void (*inspect)(const EngineDirectory& directory, std::vector<Finding>& findings);
+  // Loads and proves the engine. Called on the engine's owner thread, as every method of the result will be.
+  Status (*load)(const EngineDirectory& directory, std::unique_ptr<Backend>& out);
   // Whether this machine has what every engine of the backend needs beside its directory: a card, a driver, a library.
   // IFAB_UNAVAILABLE: what is not there. Null where the library itself is enough.
   Status (*runs_here)() = nullptr;
-  // Loads and proves the engine. Called on the engine's owner thread, as every method of the result will be.
-  Status (*load)(const EngineDirectory& directory, std::unique_ptr<Backend>& out);
 };
 
 std::span<const BackendEntry> backends();

@@ -57,8 +57,8 @@ const BackendEntry tensorrt_backend = {
     .looks_for = "of a TensorRT plan without a KV cache",
     .recognises = recognises,
     .inspect = inspect,
-    .runs_here = runs_here,
     .load = load,
+    .runs_here = runs_here,
 };
 
 }  // namespace ifab
