@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -30,7 +33,54 @@ def _underscored(name: str) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
 
 
-def _scrapes(kubeconfig: Path) -> list[dict[str, Any]]:
+def _targets(cluster: Cluster) -> list[dict[str, Any]]:
+    """Ports of the suite's pods, with the labels that Prometheus' own discovery of pods gives them.
+
+    Debian's Prometheus is built without that discovery: it reads these from a file, and relabels them as the
+    PodMonitors say.
+    """
+    found = []
+    for pod in cluster.get("pods")["items"]:
+        address = pod["status"].get("podIP")
+        labels = {
+            "__meta_kubernetes_pod_label_" + re.sub(r"[^a-zA-Z0-9_]", "_", name): value
+            for name, value in pod["metadata"]["labels"].items()
+        }
+        ports = [port for container in pod["spec"]["containers"] for port in container.get("ports", ())]
+        found += [
+            {"targets": [f"{address}:{port['containerPort']}"],
+             "labels": {**labels, "__meta_kubernetes_pod_container_port_name": port["name"]}}
+            for port in ports
+            if address
+        ]  # fmt: skip
+    return found
+
+
+@contextlib.contextmanager
+def _discovered(cluster: Cluster, file: Path) -> Iterator[None]:
+    """Keeps what is to be scraped in a file that Prometheus watches, while the block runs."""
+
+    def write() -> None:
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(_targets(cluster)))
+        part.replace(file)
+
+    def follow() -> None:
+        while not over.wait(EVERY_S):
+            write()
+
+    over = threading.Event()
+    write()
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(follow)
+        try:
+            yield
+        finally:
+            over.set()
+            following.result()
+
+
+def _scrapes(targets: Path) -> list[dict[str, Any]]:
     """The PodMonitors of the overlays as the Prometheus operator would write them for Prometheus."""
     configs = []
     for monitor in (each for each in render("h200") if each["kind"] == "PodMonitor"):
@@ -43,9 +93,8 @@ def _scrapes(kubeconfig: Path) -> list[dict[str, Any]]:
              "action": "keep"},
         ]  # fmt: skip
         relabel = [{_underscored(key): each[key] for key in each} for each in endpoint["relabelings"]]
-        discovery = {"role": "pod", "kubeconfig_file": str(kubeconfig), "namespaces": {"names": [NAMESPACE]}}
         configs.append(
-            {"job_name": monitor["metadata"]["name"], "kubernetes_sd_configs": [discovery],
+            {"job_name": monitor["metadata"]["name"], "file_sd_configs": [{"files": [str(targets)]}],
              "relabel_configs": [*keep, *relabel]}
         )  # fmt: skip
     return configs
@@ -72,10 +121,11 @@ def _adapter_objects(address: str) -> list[dict[str, Any]]:
 def metered(cluster: Cluster, folder: Path) -> Iterator[None]:
     """Has the cluster's apiserver serve what waits for each tier, while the block runs."""
     kubeconfig = cluster.folder.resolve() / "admin.kubeconfig"
+    targets = folder / "targets.json"
     rules = (OBSERVABILITY / "prometheus" / "ifabric.rules.yaml").read_text()
     (folder / "rules.yaml").write_text(rules.replace("interval: 30s", f"interval: {EVERY_S}s"))
     every = {"scrape_interval": f"{EVERY_S}s", "scrape_timeout": f"{EVERY_S}s"}
-    prometheus = {"global": every, "rule_files": ["rules.yaml"], "scrape_configs": _scrapes(kubeconfig)}
+    prometheus = {"global": every, "rule_files": ["rules.yaml"], "scrape_configs": _scrapes(targets)}
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(prometheus))
     init = (cluster.folder / "init.pid").read_text().strip()
     inside = ["nsenter", "--target", init, "--net", "--"]
@@ -94,6 +144,7 @@ def metered(cluster: Cluster, folder: Path) -> Iterator[None]:
     [subset] = cluster.get("endpoints", "kubernetes", namespace="default")["subsets"]
     objects = _adapter_objects(str(subset["addresses"][0]["ip"]))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_discovered(cluster, targets))
         for name, command in commands.items():
             log = stack.enter_context((folder / f"{name}.log").open("w"))
             process = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
