@@ -24,7 +24,10 @@ CLIENTS = "ifabric-clients"
 """Namespace of the client, which the network policies let in by its label."""
 KEY: Final = "ifab_key-of-the-client-in-the-test-cluster"
 OPERATOR_KEY: Final = "ifab_key-of-the-operator-in-the-test-cluster"
-TOLD: Final[dict[str, Any]] = {"engine_id": "simulated-test", "time_mode": "real", "step_us": 20_000, "slots": 8}
+TOLD: Final[dict[str, Any]] = {
+    "engine_id": "simulated-test", "time_mode": "real", "step_us": 20_000, "slots": 8,
+    "max_output_tokens": 512, "max_sequence_tokens": 1536,
+}  # fmt: skip
 """The simulated engine: 20 ms a step, so that a job of a few hundred rows lasts long enough to disturb it."""
 BUDGET: Final = "contract.limits.step_token_budget"
 """The field that one engine leaves out, as violations name it."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.k8s
 
 BROKERS, SIMULATED = "app.kubernetes.io/name=broker", "ifabric/tier=simulated"
+LONG = "512"
+"""Tokens of an answer that takes ten seconds: time to be told to go in the middle, and less than a drain gives."""
 
 
 def evict(cluster: Cluster, pod: str) -> subprocess.CompletedProcess[str]:
@@ -34,6 +36,16 @@ def evict(cluster: Cluster, pod: str) -> subprocess.CompletedProcess[str]:
     }  # fmt: skip
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
     return cluster.attempt("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
+
+
+def door(broker: dict[str, Any]) -> str:
+    """Where one broker listens, past the Service."""
+    return f"{broker['status']['podIP']}:7600"
+
+
+def lines(log: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """What a pod whose log is followed says until it ends."""
+    return [json.loads(line) for line in log.communicate(timeout=90)[0].splitlines() if line.startswith("{")]
 
 
 def main_process(pod: dict[str, Any]) -> int:
@@ -55,13 +67,52 @@ def test_an_evicted_worker_hands_back_its_work_and_the_budget_keeps_the_other(cl
         refused = evict(cluster, second)
         assert refused.returncode != 0
         assert "violate the pod's disruption budget" in refused.stderr
-        said = [json.loads(line) for line in log.communicate(timeout=90)[0].splitlines() if line.startswith("{")]
+        said = lines(log)
     assert "stop.requested" in {line["event"] for line in said}
     assert not [line for line in said if line["level"] in {"error", "critical"}]
     assert_every_row_came(job, wanted)
     cluster.ready(SIMULATED, 2)
     status = cluster.get("poddisruptionbudget", "worker-simulated")["status"]
     assert (status["currentHealthy"], status["disruptionsAllowed"]) == (2, 1)
+
+
+@pytest.mark.parametrize("role", ["broker", "worker"])
+def test_a_live_answer_outlasts_the_pod_that_is_told_to_go(cluster: Cluster, role: str) -> None:
+    brokers = cluster.ready(BROKERS, 2)
+    workers = cluster.ready(SIMULATED, 2)
+
+    def ask(broker: dict[str, Any]) -> tuple[str, ...]:
+        words = ("ifab", "generate", "At length:", "-n", LONG, "--engine-id", "simulated-test")
+        return "exec", "-n", CLIENTS, "client", "--", *words, "--broker", door(broker)
+
+    # Without a buffer of its own: what was read ahead of the first byte would be missing later.
+    asking = subprocess.Popen(cluster.command(*ask(brokers[0])), bufsize=0, stdout=subprocess.PIPE)
+    with asking:
+        assert asking.stdout is not None
+        begun = asking.stdout.read(1)
+        going, staying = (pod["metadata"]["name"] for pod in (brokers if role == "broker" else workers))
+        if role == "worker" and not at_the_broker(cluster, door(brokers[0]))[going]["running_requests"]:
+            going, staying = staying, going
+        follow = cluster.command("logs", "-n", NAMESPACE, going, "-f", "--since", "1s")
+        with subprocess.Popen(follow, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as log:
+            assert evict(cluster, going).returncode == 0
+            assert "violate the pod's disruption budget" in evict(cluster, staying).stderr
+            assert asking.poll() is None, "the answer was over before anybody was told to go"
+            rest = asking.communicate(timeout=60)[0]
+            said = {line["event"] for line in lines(log)}
+    assert asking.returncode == 0
+    assert "stop.requested" in said
+    assert "drain.handed_back" not in said, "it was begun again elsewhere"
+    other = cluster.ready(BROKERS, 2)[-1]
+    assert (begun + rest).decode() == cluster.kubectl(*ask(other)), "it is not the whole answer"
+    cluster.ready(SIMULATED, 2)
+
+
+def at_the_broker(cluster: Cluster, broker: str) -> dict[str, Any]:
+    """What a broker says of each node that serves it."""
+    listed = json.loads(toolbox(cluster, "ifab", "nodes", "--json", "--broker", broker))["nodes"]
+    works = [node["at_the_broker"] for node in listed if "at_the_broker" in node]
+    return {work["node_id"]: work for work in works}
 
 
 def test_a_worker_that_stands_still_is_taken_out_of_service_and_then_started_again(cluster: Cluster) -> None:
@@ -94,24 +145,65 @@ def test_a_broker_is_reached_only_while_it_is_ready(cluster: Cluster) -> None:
 
 def cordons(cluster: Cluster, broker: str) -> set[str]:
     """Nodes that a broker sends nothing."""
-    listed = json.loads(toolbox(cluster, "ifab", "nodes", "--json", "--broker", broker))["nodes"]
-    works = [node["at_the_broker"] for node in listed if "at_the_broker" in node]
-    return {work["node_id"] for work in works if work["cordoned"]}
+    return {name for name, work in at_the_broker(cluster, broker).items() if work["cordoned"]}
 
 
 def test_a_cordon_outlives_the_brokers_that_were_told(cluster: Cluster) -> None:
     node = cluster.ready(SIMULATED, 2)[0]["metadata"]["name"]
     told = cluster.ready(BROKERS, 2)
     for pod in told:
-        toolbox(cluster, "ifab", "nodes", "cordon", node, "--broker", f"{pod['status']['podIP']}:7600")
+        toolbox(cluster, "ifab", "nodes", "cordon", node, "--broker", door(pod))
     cluster.kubectl("delete", "pods", "-n", NAMESPACE, "-l", BROKERS, within_s=120)
     later = cluster.ready(BROKERS, 2)
     assert {pod["metadata"]["name"] for pod in later} & {pod["metadata"]["name"] for pod in told} == set()
     for pod in later:
-        broker = f"{pod['status']['podIP']}:7600"
-        assert cordons(cluster, broker) == {node}
-        toolbox(cluster, "ifab", "nodes", "uncordon", node, "--broker", broker)
-        assert cordons(cluster, broker) == set()
+        assert cordons(cluster, door(pod)) == {node}
+        toolbox(cluster, "ifab", "nodes", "uncordon", node, "--broker", door(pod))
+        assert cordons(cluster, door(pod)) == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "refusal"),
+    [("tokenizer.json", "/target is not what its contract says: "), ("contract.json", "and the one asked for is ")],
+)
+def test_a_changed_byte_of_an_engine_is_refused_before_a_worker_starts(
+    cluster: Cluster, file: str, refusal: str
+) -> None:
+    [template] = [each["spec"]["template"] for each in render("ci") if each["metadata"]["name"] == "worker-simulated"
+                  and each["kind"] == "Deployment"]  # fmt: skip
+    name = "tampered-" + file.partition(".")[0]
+    spec = template["spec"]
+    # The pod as it is, but that its engine's image is what this copy of it makes of it.
+    [placing] = spec["initContainers"]
+    copy = (
+        "from pathlib import Path\n"
+        "for path in Path('/engine').iterdir():\n"
+        "    content = path.read_bytes()\n"
+        f"    Path('/brought', path.name).write_bytes(content[:-1] + b'#' if path.name == '{file}' else content)\n"
+    )
+    tampering = {**placing, "name": "tampering", "command": ["python", "-c", copy], "args": [], "env": [],
+                 "volumeMounts": [{"name": "brought", "mountPath": "/brought"}]}  # fmt: skip
+    placing["volumeMounts"].append({"name": "brought", "mountPath": "/engine"})
+    spec |= {"initContainers": [tampering, placing], "restartPolicy": "Never"}
+    spec["volumes"].append({"name": "brought", "emptyDir": {}})
+    labels = {**template["metadata"]["labels"], "ifabric/tier": name}
+    cluster.apply(
+        [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels},
+          "spec": spec}]
+    )  # fmt: skip
+    try:
+
+        def failed() -> dict[str, Any]:
+            status = cluster.get("pod", name)["status"]
+            return dict(status) if status["phase"] == "Failed" else {}
+
+        status = block_until(failed, every_s=POLL_S, within_s=60, what="the pod is given up")
+        ended = {each["name"]: each["state"]["terminated"]["exitCode"] for each in status["initContainerStatuses"]}
+        assert ended == {"tampering": 0, "engine": 1}
+        assert not status["containerStatuses"][0]["started"]
+        assert refusal in cluster.kubectl("logs", "-n", NAMESPACE, name, "-c", "engine")
+    finally:
+        cluster.kubectl("delete", "pod", "-n", NAMESPACE, name, "--wait=false")
 
 
 @pytest.mark.parametrize("namespace", [NAMESPACE, CLIENTS])
