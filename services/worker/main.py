@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import socket
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from ifabric.worker.v1 import worker_service_pb2_grpc
 from services.common import logs, reasons
 from services.common.contract import Contract
-from services.common.errors import FailedPreconditionError, StartError
+from services.common.errors import FailedPreconditionError, NotFoundError, StartError, UnavailableError
 from services.common.rpc import Dialer, Server
 from services.common.security.needs import PROVISIONER
 from services.common.settings import join_address, split_address
@@ -28,7 +29,7 @@ from services.worker.description import (
 from services.worker.engine_host import EngineHost, engine_failure
 from services.worker.health import Health, Progress
 from services.worker.metrics import EngineMetrics
-from services.worker.native import forward_logs, library_version
+from services.worker.native import check_machine, forward_logs, library_version
 from services.worker.registration import Registration
 from services.worker.servicer import WorkerServicer
 
@@ -56,13 +57,17 @@ async def serve(settings: WorkerSettings, process: Process) -> None:
     """Serves until `process.stop` is asked for.
 
     Raises:
-        StartError: the native library or the engine directory is not there, or the address is taken.
+        StartError: the native library or the engine directory is not there, the machine lacks what the engine runs on
+            (a card, its driver, its runtime), or the address is taken.
     """
     if not settings.engine_dir.is_dir():
         raise StartError(f"engine_dir {settings.engine_dir} is not a directory: name one that `ifab engine build` made")
     try:
         version = library_version()
-    except FailedPreconditionError as error:
+        # A directory without a contract is for the provisioner to refuse: it can be mended under a running worker.
+        with contextlib.suppress(NotFoundError):
+            await asyncio.to_thread(check_machine, settings.engine_dir)
+    except (FailedPreconditionError, UnavailableError) as error:
         raise StartError(error.message) from error
     loop = asyncio.get_running_loop()
     forward_logs(

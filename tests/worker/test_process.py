@@ -16,11 +16,14 @@ from ifabric.provisioner.v1 import provisioner_service_pb2_grpc
 from services.common import contract, reasons
 from services.common.errors import UnavailableError, from_status
 from services.common.rpc import channel
+from services.worker.native._layout import ABI_MAJOR, ABI_MINOR, STRUCT_SIZES
+from services.worker.native._library import _FUNCTIONS
 from tests.support.processes import ServiceProcess, flags, run_to_end
 from tests.support.waiting import block_until, wait_until
 from tests.worker.made import unpacked, work
 from tests.worker.peers import Broker, health
 from tests.worker.running import GENERATING
+from tests.worker.test_native_library import build, speaking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -316,3 +319,26 @@ def test_what_keeps_a_worker_from_starting_is_one_sentence(
     assert last.startswith("worker: ")
     assert expected in last
     assert os.linesep not in last
+
+
+def test_a_machine_that_lacks_what_the_engine_runs_on_is_one_sentence(tmp_path: Path) -> None:
+    """The library is asked first: without the driver or its runtime no engine could ever be loaded here."""
+    lacks = "this engine needs an NVIDIA card, and there is no driver here (libcuda.so.1 is not found)"
+    functions = "".join(f"int {name}(void) {{ return 0; }}\n" for name in _FUNCTIONS if name != "ifab_engine_runs_here")
+    library = build(
+        tmp_path,
+        speaking(ABI_MAJOR, ABI_MINOR, dict(STRUCT_SIZES.values()))
+        + functions
+        + f"""
+        #include <stdio.h>
+        int ifab_engine_runs_here(const char *directory, char *err, size_t cap) {{
+          snprintf(err, cap, "%s", "{lacks}");
+          return directory != 0 ? 14 : 3; /* UNAVAILABLE */
+        }}
+        """,
+    )
+    engine(tmp_path / "engine")
+    words = flags({"engine_dir": str(tmp_path / "engine"), "provisioner": "127.0.0.1:1"})
+    ended = run_to_end("services.worker", words, env={"IFAB_ENGINE_LIBRARY": str(library)})
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.splitlines()[-1] == f"worker: {lacks}"

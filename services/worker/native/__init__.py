@@ -16,7 +16,7 @@ from __future__ import annotations
 from services.worker.native._errors import native_error
 from services.worker.native._library import LIBRARY_VARIABLE, library_path, library_version
 from services.worker.native._logs import forward_logs
-from services.worker.native.engine import Engine, PollBuffers, check_contract, inspect
+from services.worker.native.engine import Engine, PollBuffers, check_contract, check_machine, inspect
 from services.worker.native.values import (
     EngineDescription,
     EngineFinding,
@@ -41,6 +41,7 @@ __all__ = [
     "Request",
     "Stats",
     "check_contract",
+    "check_machine",
     "forward_logs",
     "inspect",
     "library_path",

@@ -11,7 +11,7 @@ import ctypes
 import numpy as np
 
 ABI_MAJOR = 1
-ABI_MINOR = 0
+ABI_MINOR = 1
 HISTOGRAM_BUCKETS = 24
 
 SAMPLING = np.dtype(

@@ -27,6 +27,7 @@ _FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "ifab_status_name": (ctypes.c_char_p, (_STATUS,)),
     "ifab_log_set": (None, (LogFn, ctypes.c_void_p, ctypes.c_int32)),
     "ifab_engine_inspect": (_STATUS, (ctypes.c_char_p, *_DOCUMENT_OUT)),
+    "ifab_engine_runs_here": (_STATUS, (ctypes.c_char_p, *_TEXT_OUT)),
     "ifab_contract_check": (_STATUS, (ctypes.c_char_p, ctypes.c_size_t, *_DOCUMENT_OUT)),
     "ifab_engine_create": (_STATUS, (ctypes.c_char_p, ctypes.POINTER(_HANDLE), *_TEXT_OUT)),
     "ifab_engine_destroy": (None, (ctypes.POINTER(_HANDLE),)),
@@ -65,7 +66,7 @@ def library() -> ctypes.CDLL:
 
 
 def library_version() -> str:
-    """Returns the interface version of the library, such as `1.0`, loading it if need be.
+    """Returns the interface version of the library, such as `1.1`, loading it if need be.
 
     Raises:
         FailedPreconditionError: see `load`.

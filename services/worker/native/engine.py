@@ -252,6 +252,18 @@ def inspect(directory: Path) -> Inspection:
     return Inspection(findings=findings, **document)
 
 
+def check_machine(directory: Path) -> None:
+    """Checks that this machine has what an engine needs beside its directory: card, driver, the runtime's library.
+
+    Raises:
+        UnavailableError: it has not; one sentence says what is not there.
+        NotFoundError: no such directory, or no contract.json in it.
+    """
+    message = ctypes.create_string_buffer(_MESSAGE_CAP)
+    if status := library().ifab_engine_runs_here(_path(directory), message, _MESSAGE_CAP):
+        raise native_error(status, _text(message))
+
+
 def check_contract(text: bytes) -> tuple[EngineFinding, ...]:
     """Checks a contract document against the rules alone.
 
