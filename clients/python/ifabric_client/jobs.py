@@ -13,6 +13,7 @@ import grpc
 
 from ifabric.broker.v1 import job_service_pb2 as pb
 from ifabric_client import wire
+from ifabric_client.ending import Ending
 from ifabric_client.errors import CallError, of_call
 from ifabric_client.retries import Patience
 
@@ -88,12 +89,14 @@ class Jobs:
         while done < len(rows):
             sent: deque[int] = deque()
             uploads = self._uploads(job_id, rows, done, sent)
+            call = self._stub.UploadRows(uploads, metadata=self._metadata())
+            ending = Ending(call)
             try:
-                async for _ in self._stub.UploadRows(uploads, metadata=self._metadata()):
+                async for _ in call:
                     patience.progress()
                     done = sent.popleft()
             except grpc.aio.AioRpcError as error:
-                told = of_call(error)
+                told = await ending.error(error)
                 if not told.passing:
                     raise told from error
                 await patience.wait(told, told.retry_after_s)

@@ -14,7 +14,8 @@ import grpc
 
 from ifabric.broker.v1 import broker_service_pb2 as pb
 from ifabric_client import wire
-from ifabric_client.errors import CallError, of_call
+from ifabric_client.ending import Ending
+from ifabric_client.errors import CallError
 from ifabric_client.retries import Patience
 from ifabric_client.values import Outcome
 
@@ -61,6 +62,7 @@ class Run:
         rows = self._messages(requests)
         while True:
             call = self._open_stream()
+            ending = Ending(call)
             sender = asyncio.create_task(self._send(call, rows))
             put_off: CallError | None = None
             self._full = False
@@ -84,7 +86,7 @@ class Run:
                 _raise_failure(sender)
                 raise
             except grpc.aio.AioRpcError as error:
-                put_off = of_call(error)
+                put_off = await ending.error(error)
                 if not put_off.passing:
                     raise put_off from error
             finally:

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python client against a broker whose streams end while messages are being written, as they do where it dies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc, job_service_pb2, job_service_pb2_grpc
+from ifabric_client import AsyncClient, CallError, Request, RetryPolicy
+from services.common.errors import AlreadyExistsError, FabricError, UnavailableError
+from tests.support.servers import serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.timeout(60)
+
+POLICY = RetryPolicy(limit_s=20, first_s=0.01)
+LONG = "x" * 600_000
+"""Two fill a message, and a few messages what gRPC sends ahead: then a write waits until the stream ends."""
+ROWS = [Request(LONG, 2) for _ in range(40)]
+
+
+class Breaking:
+    """A broker whose streams end after their first message, so many times; then it serves."""
+
+    def __init__(self, error: FabricError, times: int) -> None:
+        self.error = error
+        self.times = times
+        self.rows: dict[int, int] = {}
+
+    async def CreateJob(self, request: Any, context: Any) -> Any:
+        job = job_service_pb2.Job(spec=request.spec, state=job_service_pb2.JOB_STATE_UPLOADING)
+        return job_service_pb2.CreateJobResponse(job=job)
+
+    async def UploadRows(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async for message in requests:
+            first = message.first_row
+            self.rows |= {first + place: len(row.request.prompt.text) for place, row in enumerate(message.rows)}
+            self._break()
+            yield job_service_pb2.UploadRowsResponse(durable_rows=first + len(message.rows))
+
+    async def SealJob(self, request: Any, context: Any) -> Any:
+        job = job_service_pb2.Job(state=job_service_pb2.JOB_STATE_RUNNING, durable_rows=request.row_count)
+        return job_service_pb2.SealJobResponse(job=job)
+
+    async def Exchange(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async for message in requests:
+            for request in message.requests:
+                self._break()
+                response = broker_service_pb2.ExchangeResponse()
+                response.outcomes.add(request_id=request.request_id).finished.engine_digest = "d"
+                yield response
+
+    def __getattr__(self, name: str) -> Any:
+        return None  # methods that no test calls
+
+    def _break(self) -> None:
+        if self.times:
+            self.times -= 1
+            raise self.error
+
+
+def add(broker: Breaking, server: Any) -> None:
+    broker_service_pb2_grpc.add_BrokerServiceServicer_to_server(broker, server)
+    job_service_pb2_grpc.add_JobServiceServicer_to_server(broker, server)
+
+
+async def test_an_upload_whose_stream_breaks_goes_on() -> None:
+    broker = Breaking(UnavailableError("away"), times=5)
+    async with (
+        serving(add, broker, "ifabric.broker.v1.JobService") as server,
+        AsyncClient(server.address, retries=POLICY) as client,
+    ):
+        job = await client.submit("breaks", ROWS)
+    assert job.durable_rows == len(ROWS)
+    assert broker.rows == dict.fromkeys(range(len(ROWS)), len(LONG))
+
+
+async def test_an_upload_that_is_refused_while_it_writes_says_why() -> None:
+    broker = Breaking(AlreadyExistsError("row 0 is another"), times=100)
+    async with (
+        serving(add, broker, "ifabric.broker.v1.JobService") as server,
+        AsyncClient(server.address, retries=POLICY) as client,
+    ):
+        with pytest.raises(CallError) as told:
+            await client.submit("refused", ROWS)
+    assert (told.value.code, broker.times) == ("ALREADY_EXISTS", 99)
+
+
+async def test_a_run_whose_stream_breaks_goes_on() -> None:
+    broker = Breaking(UnavailableError("away"), times=5)
+    async with (
+        serving(add, broker, "ifabric.broker.v1.BrokerService") as server,
+        AsyncClient(server.address, retries=POLICY) as client,
+    ):
+        ended = [outcome.id async for outcome in client.run(ROWS)]
+    assert sorted(map(int, ended)) == list(range(len(ROWS)))
