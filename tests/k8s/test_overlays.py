@@ -188,6 +188,8 @@ def test_each_workload_has_a_budget_and_its_own_pods(objects: list[Object]) -> N
         ]
         assert chosen == [each["metadata"]["name"]], "two workloads would fight over pods"
     budgets = [each["spec"]["selector"]["matchLabels"] for each in of(objects, "PodDisruptionBudget")]
+    policies = {each["spec"].get("unhealthyPodEvictionPolicy") for each in of(objects, "PodDisruptionBudget")}
+    assert policies == {"AlwaysAllow"}, "a worker that is refused would keep its node from being drained"
     for name, template in pods(objects).items():
         matching = [budget for budget in budgets if selects(budget, template)]
         # The provisioner may be away for seconds; of what is not the suite nothing is promised.

@@ -115,6 +115,15 @@ def at_the_broker(cluster: Cluster, broker: str) -> dict[str, Any]:
     return {work["node_id"]: work for work in works}
 
 
+def test_a_worker_that_may_not_serve_holds_up_no_drain(cluster: Cluster) -> None:
+    [refused] = cluster.pods("ifabric/tier=unbudgeted")
+    name = refused["metadata"]["name"]
+    assert not is_ready(refused)
+    assert evict(cluster, name).returncode == 0
+    gone = ("wait", "-n", NAMESPACE, f"pod/{name}", "--for", "delete", "--timeout", "60s")
+    cluster.kubectl(*gone, within_s=90)
+
+
 def test_a_worker_that_stands_still_is_taken_out_of_service_and_then_started_again(cluster: Cluster) -> None:
     [stuck, _] = cluster.ready(SIMULATED, 2)
     name = stuck["metadata"]["name"]
