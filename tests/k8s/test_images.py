@@ -15,7 +15,10 @@ from tests.support.processes import ROOT
 
 FOLDER = ROOT / "deploy" / "images"
 FILES = {path.parent.name: path for path in sorted(FOLDER.glob("*/Containerfile"))}
-SERVICES = {"broker": "broker", "provisioner": "provisioner", "worker-cpu": "worker", "worker-cuda": "worker"}
+WORKERS = ("worker-cpu", "worker-cuda", "worker-cuda-executor")
+SERVICES = {"broker": "broker", "provisioner": "provisioner", **dict.fromkeys(WORKERS, "worker")}
+CONTEXTS = {"wheels", "sources", "cuda", "tensorrt"}
+"""What a builder brings beside the checkout: README.md says where each is from."""
 
 
 def commands(name: str) -> str:
@@ -51,6 +54,19 @@ def test_it_starts_from_what_its_builder_names_and_fetches_nothing_by_address(na
         assert base in known, "a base by a name of our own could be anything"
         known.add(stage)
     assert "://" not in text
+    taken = set(re.findall(r"--from=(\S+)|,?from=([^,\s]+)", text))
+    assert {stage or context for stage, context in taken} <= known | CONTEXTS, "nothing comes from an image by its name"
+
+
+def test_what_is_a_vendors_is_mounted_and_only_its_run_time_stays() -> None:
+    text = commands("worker-cuda")
+    mounted = re.findall(r"--mount=type=bind,from=(cuda|tensorrt),source=/,target=(\S+)", text)
+    assert {context for context, _ in mounted} == {"cuda", "tensorrt"}
+    assert not re.search(r"COPY --from=(cuda|tensorrt)\b", text)
+    kept = dict(re.findall(r"^COPY --from=(\w+) (\S+) ", text.rpartition("\nFROM ")[2], re.MULTILINE))
+    assert kept == {"native": "/out/", "runtime": "/opt/tensorrt"}
+    [folder] = re.findall(r"LD_LIBRARY_PATH=(\S+)", text)
+    assert folder == "/opt/tensorrt/lib", "where a folder is mounted for an image without the run time"
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -222,7 +222,9 @@ def test_cards_go_with_their_pool_and_with_what_the_tier_needs(objects: list[Obj
         assert (pool, "cuda" in container["image"]) == (bool(cards), bool(cards))
         if cards:
             assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
-            card_set, _, _ = template["metadata"]["labels"]["ifabric/tier"].rpartition("-")
+            card_set, _, kind = template["metadata"]["labels"]["ifabric/tier"].rpartition("-")
+            image = container["image"].partition(":")[0]
+            assert image == ("ifabric/worker-cuda" if kind == "mining" else "ifabric/worker-cuda-executor")
             tier = tomllib.loads((ROOT / "engines" / "tiers" / f"{card_set}.toml").read_text())
             assert tier["card"]["count"] == cards
 

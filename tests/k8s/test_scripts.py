@@ -50,10 +50,33 @@ def test_what_is_missing_is_named(words: tuple[str, ...], sentence: str, path_wi
     assert (done.returncode, done.stderr) == (1, f"{sentence}\n")
 
 
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        (None, "images: worker-cuda needs TensorRT: name a folder with its include/ in TENSORRT"),
+        ({}, "images: TENSORRT: {folder} has no include/NvInferVersion.h"),
+        (
+            {"include/NvInferVersion.h": "#define NV_TENSORRT_MAJOR 10 //!< major\n#define NV_TENSORRT_MINOR 6\n"
+             "#define NV_TENSORRT_PATCH 0\n#define NV_TENSORRT_BUILD 26\n", "lib/libnvinfer.so.11": ""},
+            "images: TENSORRT: include/ is of TensorRT 10.6.0, and lib/ has no libnvinfer.so.10",
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_image_for_cards_lacks_is_said_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str] | None, sentence: str
+) -> None:
+    monkeypatch.setenv("TENSORRT", "" if files is None else str(tmp_path))
+    for name, text in (files or {}).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    done = run("images", "worker-cuda")
+    assert (done.returncode, done.stderr.strip()) == (1, sentence.format(folder=tmp_path))
+
+
 def test_an_image_that_there_is_not_is_refused_before_anything_is_built() -> None:
     done = run("images", "services", "borker")
     assert done.returncode == 2
-    assert done.stderr == "images: borker is none of them: services, broker, provisioner, worker-cpu\n"
+    assert done.stderr == "images: borker is none of them: services, broker, provisioner, worker-cpu, worker-cuda\n"
 
 
 def test_only_a_cluster_is_taken_away(tmp_path: Path) -> None:
