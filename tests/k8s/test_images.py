@@ -58,6 +58,17 @@ def test_it_starts_from_what_its_builder_names_and_fetches_nothing_by_address(na
     assert {stage or context for stage, context in taken} <= known | CONTEXTS, "nothing comes from an image by its name"
 
 
+@pytest.mark.parametrize("name", WORKERS)
+def test_what_it_asks_of_the_native_build_is_there(name: str) -> None:
+    built = "\n".join(path.read_text() for path in (ROOT / "native").glob("**/CMakeLists.txt"))
+    built += "\n".join(path.read_text() for path in (ROOT / "native" / "cmake").glob("*.cmake"))
+    options = set(re.findall(r"-D(IFAB_\w+)=", commands(name)))
+    assert options
+    assert {option for option in options if not re.search(rf"(?:option|set)\({option}\b", built)} == set()
+    [targets] = re.findall(r"--build /build/out --target ([\w ]+?) *&&", commands(name))
+    assert {target for target in targets.split() if f"add_library({target} SHARED" not in built} == set()
+
+
 def test_what_is_a_vendors_is_mounted_and_only_its_run_time_stays() -> None:
     text = commands("worker-cuda")
     mounted = re.findall(r"--mount=type=bind,from=(cuda|tensorrt),source=/,target=(\S+)", text)
