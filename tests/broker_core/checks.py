@@ -78,9 +78,13 @@ def _check_reachable(node: Node, waiting: list[Entry]) -> None:
 
 def check_flow(flow: Flow) -> None:
     """Heads of a flow: who leads, who waits, who can be found."""
+    if not flow.waiting:
+        assert not any(run.handed for run in flow.owners.runs.values()), "what was left to a worker outlasts the work"
     todo = [flow.tree.root]
     while todo:
         node = todo.pop()
+        assert len(node.entries) + len(node.subtrees) <= node.sweep_at
+        assert node.waiting or not (node.entries or node.subtrees), "offers outlast what waits"
         todo += [child for child in node.children.values() if isinstance(child, Node)]
         if node.parent is None:
             continue

@@ -99,7 +99,7 @@ class Flow:
         """Takes what `Ownership.next` returned: it is dispatched to the run's worker as this attempt."""
         self.owners.took(run, entry)
         entry.state = State.DISPATCHED
-        self.tree.count(entry, -1)
+        self._waits_no_more(entry)
         head = self.head_over(entry, run.worker)
         if head is not None:
             head.use()
@@ -182,7 +182,7 @@ class Flow:
     def end(self, entry: Entry) -> None:
         """Takes an entry out whose request has ended, waiting or not."""
         if entry.state is State.WAITING:
-            self.tree.count(entry, -1)
+            self._waits_no_more(entry)
         entry.state = State.ENDED
         if entry.node is not None:
             self._remove(entry)
@@ -210,6 +210,11 @@ class Flow:
         """Takes in how much a request generated, to expect it of those that come."""
         mean = self.mean_decode
         self.mean_decode = generated_tokens if mean is None else mean + (generated_tokens - mean) / 64
+
+    def _waits_no_more(self, entry: Entry) -> None:
+        self.tree.count(entry, -1)
+        if not self.waiting:
+            self.owners.rest()
 
     def _remove(self, entry: Entry) -> None:
         for node in self.tree.remove(entry):

@@ -151,7 +151,12 @@ class Ownership:
             head.run.close(head)
         # Nothing of a node that is gone may lie in a ring: what waits is too much to be searched for rings.
         node.heads.clear()
-        node.subtrees.clear()
+
+    def rest(self) -> None:
+        """Nothing waits any more: what was left to workers is stale."""
+        for run in self.runs.values():
+            run.handed.clear()
+            run.at = None
 
     def next(self, run: Run, now: float, *, may_lead: bool) -> Entry | None:
         """Returns what the worker should be sent now, and leaves it in place; None where there is nothing for it.

@@ -9,6 +9,7 @@ worker's KV pool.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from typing import TYPE_CHECKING
 
@@ -386,10 +387,13 @@ class Scheduler:
 
     def _limit_lead(self, attempt: Attempt) -> None:
         """Sets a limit to how long siblings wait for their leader."""
-        self._timers.after(self._settings.lead_limit_s, lambda: self._waited_enough(attempt))
+        # By handle: the timer outlasts nearly every leader, and would keep what a request took in memory until then.
+        ended_by = functools.partial(self._waited_enough, attempt.worker, attempt.handle)
+        self._timers.after(self._settings.lead_limit_s, ended_by)
 
-    def _waited_enough(self, attempt: Attempt) -> None:
-        if attempt.leads and not attempt.context_done:
+    def _waited_enough(self, worker: Worker, handle: int) -> None:
+        attempt = worker.outstanding.get(handle)
+        if attempt is not None and attempt.leads and not attempt.context_done:
             attempt.entry.flow.computed(attempt)
 
     def _make_flow(self, key: FlowKey) -> Flow:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _tickets = itertools.count()
 """Breaks ties between equal ranks: first offered, first out."""
+_SWEEP_FROM = 64
+"""Offers of a node below which none are swept."""
 
 
 class Node:
@@ -44,6 +46,7 @@ class Node:
         "opened",
         "parent",
         "subtrees",
+        "sweep_at",
         "tokens",
         "waiting",
     )
@@ -73,9 +76,13 @@ class Node:
         self.heads: dict[str, Head] = {}
         """Its state at each worker that owns it, by worker id."""
         self.entries: list[tuple[float, int, Entry]] = []
-        """Entries directly below that nobody has taken: a heap by rank. Stale items are skipped when met."""
+        """Entries directly below that nobody has taken: a heap by rank. Stale items are skipped when met, and swept
+        where they may be more than what can be taken: what ranks low is met late, and never where better work keeps
+        coming."""
         self.subtrees: list[tuple[float, int, Node]] = []
         """Nodes directly below that nobody owns, likewise."""
+        self.sweep_at = _SWEEP_FROM
+        """How many items both heaps may have together before they are swept."""
 
     @property
     def edge_tokens(self) -> int:
@@ -88,6 +95,22 @@ class Node:
             heapq.heappush(self.entries, (rank, next(_tickets), item))
         else:
             heapq.heappush(self.subtrees, (rank, next(_tickets), item))
+        if len(self.entries) + len(self.subtrees) > self.sweep_at:
+            self._sweep()
+
+    def clear_offers(self) -> None:
+        """Lets go of everything that was offered: nothing below waits, so all of it is stale."""
+        self.entries.clear()
+        self.subtrees.clear()
+        self.sweep_at = _SWEEP_FROM
+
+    def _sweep(self) -> None:
+        """Drops stale items. At each doubling of what is left, so that its cost is shared by the offers since."""
+        self.entries = [offered for offered in self.entries if self.is_up(offered[2])]
+        self.subtrees = [offered for offered in self.subtrees if self.is_up(offered[2])]
+        heapq.heapify(self.entries)
+        heapq.heapify(self.subtrees)
+        self.sweep_at = max(_SWEEP_FROM, 2 * (len(self.entries) + len(self.subtrees)))
 
     def is_up(self, item: Node | Entry) -> bool:
         """Whether an offered item can still be taken here."""
@@ -240,6 +263,8 @@ class WaitingTree:
             node.decode += decode
             if woke:
                 tokens += sign * node.edge_tokens
+                if sign < 0:
+                    node.clear_offers()
             node = node.parent
 
     def remove(self, entry: Entry) -> list[Node]:
