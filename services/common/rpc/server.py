@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.common import logs
 from services.common.errors import StartError
 from services.common.rpc import options
+from services.common.rpc.health import HealthServicer
 from services.common.rpc.interceptor import RpcInterceptor
 from services.common.rpc.tls import server_credentials
 from services.common.security import Access, check_exposure
@@ -46,37 +47,8 @@ T = TypeVar("T")
 LIVENESS = "liveness"
 _LEAST_S = 0.1
 """What each step of a drain gets at least, where those before it have used the grace up."""
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _log = logs.get("common.rpc")
-
-
-class _Health(health.aio.HealthServicer):
-    """gRPC's health service, whose watches end with the drain: left open they would use up the whole grace."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ending = asyncio.Event()
-
-    def end_watches(self) -> None:
-        """Ends all watches; those who watched have seen NOT_SERVING by now."""
-        self._ending.set()
-
-    async def Watch(
-        self,
-        request: health_pb2.HealthCheckRequest,
-        context: grpc.aio.ServicerContext[Any, Any],
-    ) -> None:
-        """See grpc.health.v1."""
-        watch = asyncio.ensure_future(super().Watch(request, context))
-        ending = asyncio.ensure_future(self._ending.wait())
-        try:
-            await asyncio.wait((watch, ending), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ending.cancel()
-            watch.cancel()
-        if watch.done() and not watch.cancelled():
-            watch.result()
 
 
 class Server:
@@ -106,7 +78,7 @@ class Server:
             options=options.server(settings.message_bytes_max, calls=settings.calls_per_connection_max),
         )
         self._health_server: grpc.aio.Server | None = None
-        self._health = _Health()
+        self._health = HealthServicer()
         self._own: list[str] = []
         self._named: dict[str, bool] = {}
         self._drain_hooks: list[tuple[str, Hook]] = []
@@ -146,9 +118,9 @@ class Server:
         """
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if self._settings.reflection:
-            shown = (*self._own, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            shown = (*self._own, _HEALTH, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(shown, self._server)
-        await self._publish()
+        self._publish()
         listen, allowed = self._settings.listen, self._settings.allow_cleartext
         check_exposure("grpc", listen, protected=self._credentials is not None, allowed=allowed, setting="listen")
         self.address = _bind(self._server, listen, "--listen", self._server_credentials())
@@ -174,17 +146,17 @@ class Server:
     async def ready(self) -> None:
         """Turns `""` and the services' own names to SERVING. Without effect once draining."""
         self._ready = True
-        await self._publish()
+        self._publish()
 
     async def not_ready(self) -> None:
         """Turns `""` and the services' own names to NOT_SERVING."""
         self._ready = False
-        await self._publish()
+        self._publish()
 
     async def set_health(self, name: str, serving: bool) -> None:
         """Sets one further health name, such as `engine/<id>`; NOT_SERVING all the same once draining."""
         self._named[name] = serving
-        await self._publish()
+        self._publish()
 
     async def serve(self, stop: Stop) -> None:
         """Serves until `stop` is asked for, then drains and closes."""
@@ -195,7 +167,7 @@ class Server:
         """Drains and closes; returns when every call has ended and every hook has run."""
         self.draining.set()
         _log.info("drain.started")
-        await self._publish()
+        self._publish()
         grace_s, propagation_s = self._settings.drain_grace_s, self._settings.drain_propagation_s
         ends_at = time.monotonic() + grace_s
         for name, hook in self._drain_hooks:
@@ -219,14 +191,10 @@ class Server:
         except Exception:
             _log.exception("drain.hook_failed", hook=name)
 
-    async def _publish(self) -> None:
+    def _publish(self) -> None:
         open_ = not self.draining.is_set()
-        ready = self._ready and open_
-        states: dict[str, Any] = {name: _SERVING if ready else _NOT_SERVING for name in ("", *self._own)}
-        states |= {name: _SERVING if serving and open_ else _NOT_SERVING for name, serving in self._named.items()}
-        states[LIVENESS] = states.get(LIVENESS, _SERVING)
-        for name, state in states.items():
-            await self._health.set(name, state)
+        serving = dict.fromkeys(("", *self._own), self._ready and open_)
+        self._health.publish({LIVENESS: True, **serving, **{name: on and open_ for name, on in self._named.items()}})
 
 
 def _bind(server: grpc.aio.Server, listen: str, flag: str, credentials: grpc.ServerCredentials | None) -> str:
