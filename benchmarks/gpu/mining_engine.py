@@ -3,6 +3,7 @@
 
     python3 -m benchmarks.gpu.mining_engine --layers 4 --rows 8 16 64 --formats bfloat16 fp8 --out FOLDER
     python3 -m benchmarks.gpu.mining_engine --layers 32 --rows 64 --formats fp8 --fused LIBRARY --breakdown --out FOLDER
+    python3 -m benchmarks.gpu.mining_engine --fused LIBRARY --beside attention norm --beside attention gated_unit ...
 
 Needs the TensorRT 10.6 libraries and bindings on LD_LIBRARY_PATH and PYTHONPATH, PyTorch, and a card. Weights are
 random with the extents of a 7-billion-parameter dense model. Each engine is optimised for one number of rows of 128
@@ -119,10 +120,11 @@ def measure(
     if said.sustained:
         row["sustained"] = sustained(bench, runner, number_format, rows)
         show(row["sustained"], "   sustained")
-    if said.compile and (number_format, layout, fused) == ("bfloat16", said.layouts[0], RECORDED):
+    if said.compile and (number_format, layout, fused) == ("bfloat16", said.layouts[0], mining_plan.fusion_of(said)):
         compiled = torch.compile(partial(torch_reference, shape, bench.weights))
-        row["torch_compile_ms"] = statistics.median(roofline.timed(partial(compiled, work), said.repeats))
-        print("   torch.compile", row["torch_compile_ms"], "ms", flush=True)
+        taken = roofline.timed(partial(compiled, work), said.repeats)
+        row |= {"compile_ms": statistics.median(taken), "compile_ms_min": min(taken), "compile_ms_max": max(taken)}
+        show({key: row[key] for key in row if key.startswith("compile_ms")}, "   torch.compile")
     if said.breakdown:
         row["breakdown"] = breakdown(bench, runner, number_format, rows, ms)
     return row, made.timing_cache
@@ -188,10 +190,26 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--breakdown", action="store_true", help="layer times by class, products at their own shapes")
     parser.add_argument("--sustained", action="store_true", help="plan and roofline for two seconds back to back")
-    parser.add_argument("--compile", action="store_true", help="measure torch.compile beside it")
+    parser.add_argument("--compile", action="store_true", help="measure torch.compile beside the first in bfloat16")
     parser.add_argument("--beside-recorded", action="store_true", help="with --fused: the recorded network as well")
+    parser.add_argument(
+        "--beside",
+        nargs="+",
+        choices=mining_plan.PARTS,
+        action="append",
+        default=[],
+        help="with --fused: these parts as well; may be given again",
+    )
     mining_plan.add_options(parser)
     return parser
+
+
+def fusions_of(said: argparse.Namespace) -> list[Fusion]:
+    """All that the command line asks for, each once, the first one first."""
+    fusions = [mining_plan.fusion_of(said)]
+    if said.fused is not None:
+        fusions += [mining_plan.parts_of(said, parts) for parts in said.beside]
+    return list(dict.fromkeys([*fusions, *([RECORDED] if said.beside_recorded else [])]))
 
 
 def expected_seconds(number_format: str, layers: int) -> float:
@@ -218,15 +236,13 @@ def main() -> None:
     before = roofline.rooflines()
     print("roofline TFLOP/s", before, flush=True)
     bench = Bench(trt, logger, said, shape, weights, feeds, expected, scales, before, context_bytes)
-    fusions = [mining_plan.fusion_of(said)]
-    if said.beside_recorded and RECORDED not in fusions:
-        fusions.append(RECORDED)
     rows_out: list[dict[str, Any]] = []
     cache = b""
     torch.cuda.synchronize()
     # A stream of its own: on the default one TensorRT waits for every launch.
     with torch.cuda.stream(torch.cuda.Stream()):
-        for number_format, layout, fused, rows in itertools.product(said.formats, said.layouts, fusions, said.rows):
+        asked = itertools.product(said.formats, said.layouts, said.rows, fusions_of(said))
+        for number_format, layout, rows, fused in asked:
             expect = expected_seconds(number_format, said.layers)
             print(f"building {number_format}, {layout}, {mining_plan.label(fused)}: about {expect:.0f} s", flush=True)
             row, cache = measure(bench, number_format, layout, rows, fused, cache)

@@ -15,6 +15,7 @@ from engines.mining.network import build_network
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from benchmarks.gpu.mining_model import RandomWeights
     from engines.model_config import ModelShape
@@ -47,7 +48,12 @@ def fusion_of(said: argparse.Namespace) -> Fusion:
     """What the command line asks for."""
     if said.fused is None:
         return RECORDED
-    return Fusion(**dict.fromkeys(said.parts, True), fp8_results=not said.wide_results)
+    return parts_of(said, said.parts)
+
+
+def parts_of(said: argparse.Namespace, parts: Sequence[str]) -> Fusion:
+    """Kernels of our own for these parts, with results as the command line asks."""
+    return Fusion(**dict.fromkeys(parts, True), fp8_results=not said.wide_results)
 
 
 def label(fused: Fusion) -> str:

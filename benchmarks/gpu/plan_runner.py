@@ -20,12 +20,12 @@ CLASSES: Final = (
     (
         "attention and rotary",
         re.compile(
-            r"attention|attend|scores|masked|mask_|rotated|_(sine|cosine|halves|exchanged|by_head|narrow|wide|heads)\b"
+            r"attention|attend\b|scores|masked|mask_|rotated|_(sine|cosine|halves|exchanged|by_head|narrow|wide|heads)\b"
             r"|gemm_mha|Softm|MaxrSub"
         ),
     ),
     ("gated unit", re.compile(r"silu|gated|gate_sigmoid|Sigm|Silu")),
-    ("norms", re.compile(r"norm|Mean|Sqrt")),
+    ("norms and sums", re.compile(r"norm|Mean|Sqrt|\battended\b|_\d+\.out\b")),
     ("quantise", re.compile(r"_fp8|_real|_scale|Quant")),
     ("gather and embedding", re.compile(r"embed|gather|Gath|last|tokens")),
 )

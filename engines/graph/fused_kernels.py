@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What kernels of our own compute, in NumPy, with the roundings that they make.
 
-Each takes a recorded operation and the values of its inputs, and returns float32, which the interpreter rounds to the
-operation's number format. The kernels compute in float32 between the roundings that are written out here: queries and
-keys once they are rotated, and the exponentials that weigh the values. Attention is exact in the order of its terms,
-where a kernel goes block by block; so a kernel agrees with this to its last bits, not bit by bit.
+Each takes a recorded operation and the values of its inputs, and returns float32, one array an output, which the
+interpreter rounds to the output's number format. The kernels compute in float32 between the roundings that are written
+out here: queries and keys once they are rotated, the exponentials that weigh the values, sums and what is normed.
+Attention is exact in the order of its terms, where a kernel goes block by block; so a kernel agrees with this to its
+last bits, not bit by bit.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def to_fp8(values: Array, scale: Array | float) -> Array:
     return np.clip(values / scale, -FP8_LARGEST, FP8_LARGEST).astype(DTYPES["fp8_e4m3"])
 
 
-def packed_attention(operation: Operation, arguments: Sequence[Array]) -> Array:
+def packed_attention(operation: Operation, arguments: Sequence[Array]) -> tuple[Array, ...]:
     """See `Graph.packed_attention`; softmax is relative to the largest score of a row, and divided by at the end."""
     said = operation.settings
     heads, kv_heads, size, tokens = (said[name] for name in ("heads", "kv_heads", "head_size", "row_tokens"))
@@ -64,26 +65,26 @@ def packed_attention(operation: Operation, arguments: Sequence[Array]) -> Array:
     scores = np.where(allowed[:, None, None], q @ k.swapaxes(-1, -2) * np.float32(size**-0.5), -np.inf)
     weight = np.exp(scores - scores.max(-1, keepdims=True))
     attended = weight.astype(narrow).astype(np.float32) @ v / weight.sum(-1, keepdims=True)
-    result: Array = attended.transpose(0, 3, 1, 2, 4).reshape(len(qkv), heads * size)
-    return result
+    return (attended.transpose(0, 3, 1, 2, 4).reshape(len(qkv), heads * size),)
 
 
-def gated_unit(_operation: Operation, arguments: Sequence[Array]) -> Array:
+def gated_unit(_operation: Operation, arguments: Sequence[Array]) -> tuple[Array, ...]:
     """See `Graph.gated_unit`."""
     gate, up = np.split(arguments[0].astype(np.float32), 2, axis=-1)
-    return gate / (1.0 + np.exp(-gate)) * up
+    return (gate / (1.0 + np.exp(-gate)) * up,)
 
 
-def norm(operation: Operation, arguments: Sequence[Array]) -> Array:
-    """See `Graph.norm`; rounded to the type of its input before the weight."""
-    x, weight = arguments
-    wide = x.astype(np.float32)
+def norm(operation: Operation, arguments: Sequence[Array]) -> tuple[Array, ...]:
+    """See `Graph.norm` and `Graph.added_norm`; a sum is rounded to the type of its terms, and so is the normed."""
+    *terms, weight = arguments
+    narrow = terms[0].dtype
+    wide: Array = np.sum([term.astype(np.float32) for term in terms], axis=0).astype(narrow).astype(np.float32)
     root = np.sqrt((wide * wide).mean(-1, keepdims=True) + np.float32(operation.settings["epsilon"]))
-    result: Array = (wide / root).astype(x.dtype).astype(np.float32) * weight.astype(np.float32)
-    return result
+    normed = (wide / root).astype(narrow).astype(np.float32) * weight.astype(np.float32)
+    return (normed, wide) if operation.beside else (normed,)
 
 
-KERNELS: dict[str, Callable[[Operation, Sequence[Array]], Array]] = {
+KERNELS: dict[str, Callable[[Operation, Sequence[Array]], tuple[Array, ...]]] = {
     "packed_attention": packed_attention,
     "gated_unit": gated_unit,
     "norm": norm,

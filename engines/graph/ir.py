@@ -46,13 +46,14 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One layer: `kind` with its inputs, its settings and its one output."""
+    """One layer: `kind` with its inputs, its settings, its output and, of few, outputs beside it."""
 
     kind: str
     name: str
     inputs: tuple[Tensor, ...]
     output: Tensor
     settings: dict[str, Any] = field(default_factory=dict)
+    beside: tuple[Tensor, ...] = ()
 
 
 @dataclass(slots=True)
@@ -284,12 +285,47 @@ class Graph:
         Raises:
             GraphError: Types or extents do not fit, or the scale is negative.
         """
+        return self._norm(name, (x,), weight, epsilon, output_scale).output
+
+    def added_norm(
+        self, name: str, x: Tensor, addend: Tensor, weight: Tensor, *, epsilon: float, output_scale: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """The norm of a sum, as one kernel: see `norm`.
+
+        Args:
+            name: Of the operation.
+            x: [tokens, hidden].
+            addend: Of the same type and extents. The sum is rounded to that type before it is normed.
+            weight: As for `norm`.
+            epsilon: Likewise.
+            output_scale: Likewise; of the norm alone.
+
+        Returns:
+            The sum, and its norm.
+
+        Raises:
+            GraphError: Types or extents do not fit, or the scale is negative.
+        """
+        self._same("norm", name, x, addend)
+        if addend.shape != x.shape:
+            raise GraphError(f"norm {name}: {x.name} {x.shape} and {addend.name} {addend.shape} do not fit")
+        operation = self._norm(name, (x, addend), weight, epsilon, output_scale)
+        return operation.beside[0], operation.output
+
+    def _norm(
+        self, name: str, terms: tuple[Tensor, ...], weight: Tensor, epsilon: float, output_scale: float
+    ) -> Operation:
+        x, added = terms[0], len(terms) > 1
         self._same("norm", name, x, weight)
         if weight.shape != x.shape[1:]:
             raise GraphError(f"norm {name}: {x.name} {x.shape} and {weight.name} {weight.shape} do not fit")
         dtype = self._scaled("norm", name, x, output_scale)
-        scale = float(output_scale)
-        return self._append("norm", name, (x, weight), dtype, x.shape, epsilon=float(epsilon), output_scale=scale)
+        full = self._unique(name)
+        beside = (Tensor(self._unique(f"{name}_sum"), x.dtype, x.shape),) if added else ()
+        settings = {"epsilon": float(epsilon), "added": added, "output_scale": float(output_scale)}
+        operation = Operation("norm", full, (*terms, weight), Tensor(full, dtype, x.shape), settings, beside)
+        self.operations.append(operation)
+        return operation
 
     def scope(self, name: str) -> _Scope:
         """Prefixes names of operations added inside a `with` block."""

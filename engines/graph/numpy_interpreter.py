@@ -52,19 +52,18 @@ def run(
     kept = {tensor.name for tensor in graph.outputs}
     for at, operation in enumerate(graph.operations):
         arguments = [values[tensor.name] for tensor in operation.inputs]
-        result = (
-            graph.constants[operation.output.name]
+        results = (
+            (graph.constants[operation.output.name],)
             if operation.kind == "constant"
             else _compute(operation, arguments, extents)
         )
-        if result.dtype != DTYPES[operation.output.dtype]:
-            raise GraphError(
-                f"{operation.kind} {operation.name} gave {result.dtype}, declared {operation.output.dtype}"
-            )
-        _bind(operation.name, operation.output.shape, result.shape, extents)
-        values[operation.output.name] = result
+        for tensor, result in zip((operation.output, *operation.beside), results, strict=True):
+            if result.dtype != DTYPES[tensor.dtype]:
+                raise GraphError(f"{operation.kind} {tensor.name} gave {result.dtype}, declared {tensor.dtype}")
+            _bind(tensor.name, tensor.shape, result.shape, extents)
+            values[tensor.name] = result
         if watch is not None:
-            watch(operation, result)
+            watch(operation, results[0])
         for tensor in operation.inputs:
             if last_use[tensor.name] == at and tensor.name not in kept:
                 values.pop(tensor.name, None)
@@ -80,7 +79,16 @@ def _bind(name: str, declared: tuple[int | str, ...], actual: tuple[int, ...], e
             raise GraphError(f"{name} has extents {actual}, declared {declared} with {extent} = {known}")
 
 
-def _compute(operation: Operation, arguments: list[Array], extents: dict[str, int]) -> Array:
+def _compute(operation: Operation, arguments: list[Array], extents: dict[str, int]) -> tuple[Array, ...]:
+    if operation.kind not in KERNELS:
+        return (_compute_one(operation, arguments, extents),)
+    first, *beside = KERNELS[operation.kind](operation, arguments)
+    scale = operation.settings["output_scale"]
+    first = to_fp8(first, scale) if scale else first.astype(DTYPES[operation.output.dtype])
+    return (first, *(x.astype(DTYPES[tensor.dtype]) for x, tensor in zip(beside, operation.beside, strict=True)))
+
+
+def _compute_one(operation: Operation, arguments: list[Array], extents: dict[str, int]) -> Array:
     settings = operation.settings
     target = DTYPES[operation.output.dtype]
     match operation.kind:
@@ -101,9 +109,6 @@ def _compute(operation: Operation, arguments: list[Array], extents: dict[str, in
             return result
         case "quantize":
             return to_fp8(arguments[0].astype(np.float32), arguments[1].astype(np.float32))
-        case fused if fused in KERNELS:
-            found = KERNELS[fused](operation, arguments)
-            return to_fp8(found, scale) if (scale := settings["output_scale"]) else found.astype(target)
     return _in_float(operation, [argument.astype(np.float32) for argument in arguments]).astype(target)
 
 

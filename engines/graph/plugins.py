@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from engines.graph.ir import Graph, Operation
 
-LIBRARY: Final = "libifab_attention.so"
+LIBRARY: Final = "libifab_plugins.so"
 """The library with all of them, by the name that an engine's configuration gives."""
 VERSION: Final = "1"
 NAMESPACE: Final = "ifab"
 NAMES: Final = {"packed_attention": "ifab_packed_attention", "gated_unit": "ifab_gated_unit", "norm": "ifab_norm"}
-"""Operation -> plugin. The library has a kernel for the first; the others are refused by name until it has theirs."""
+"""Operation -> plugin."""
 HEAD_SIZES: Final = (64, 128)
 ROW_TOKENS_STEP: Final = 16
 ROW_TOKENS_MAX: Final = 8192

@@ -127,7 +127,8 @@ class _Lowering:
         if layer is None:
             raise BuilderRefusedError(f"the builder refused {operation.kind} {operation.name}")
         layer.name = layer.metadata = operation.name  # kernels that the builder names itself keep the metadata
-        self.values[operation.output.name] = layer.get_output(0)
+        for index, tensor in enumerate((operation.output, *operation.beside)):
+            self.values[tensor.name] = layer.get_output(index)
 
     def _constant(self, operation: Operation) -> Any:
         value = np.ascontiguousarray(self.graph.constants[operation.output.name])

@@ -72,10 +72,13 @@ def build_network(
         if fused.attention
         else RecordedAttention.begin(graph, shape, positions, segments, row_tokens, dtype)
     )
+    addend: Tensor | None = None
     for index in range(shape.layers):
         layer = Layer(graph, shape, weights, index, dtype, scales, row_tokens, fused)
         with graph.scope(f"layers_{index}"):
-            x = _layer(layer, x, attention)
+            x, addend = _layer(layer, x, addend, attention)
+            if not fused.norm or index in layers or index == shape.layers - 1:
+                x, addend = graph.elementwise("out", "add", x, addend), None
         if index in layers:
             graph.output(f"layer_{index}", graph.gather(f"last_{index}", x, last_rows, axis=0))
     if -1 in layers:
@@ -85,25 +88,32 @@ def build_network(
     return graph
 
 
-def _layer(layer: Layer, x: Tensor, attention: Attention) -> Tensor:
+def _layer(layer: Layer, x: Tensor, addend: Tensor | None, attention: Attention) -> tuple[Tensor, Tensor]:
+    """One layer: from the terms of its input, the second of which may be added already, to those of its output."""
     graph = layer.graph
-    normed = layer.input_of("qkv", _norm(layer, "input_norm", "input_layernorm", x, "qkv"))
-    attended = layer.input_of("o", attention(layer, normed))
-    x = graph.elementwise("attended", "add", x, layer.product("o_proj", attended, "self_attn.o_proj"))
-    normed = layer.input_of("mlp", _norm(layer, "mlp_norm", "post_attention_layernorm", x, "mlp"))
-    gated = layer.input_of("down", _gated_unit(layer, normed))
-    return graph.elementwise("out", "add", x, layer.product("down_proj", gated, "mlp.down_proj"))
+    x, normed = _norm(layer, "input_norm", "input_layernorm", x, addend, "qkv")
+    attended = layer.input_of("o", attention(layer, layer.input_of("qkv", normed)))
+    addend = layer.product("o_proj", attended, "self_attn.o_proj")
+    if not layer.fusion.norm:
+        x, addend = graph.elementwise("attended", "add", x, addend), None
+    x, normed = _norm(layer, "mlp_norm", "post_attention_layernorm", x, addend, "mlp")
+    gated = layer.input_of("down", _gated_unit(layer, layer.input_of("mlp", normed)))
+    return x, layer.product("down_proj", gated, "mlp.down_proj")
 
 
-def _norm(layer: Layer, name: str, weight: str, x: Tensor, product: str) -> Tensor:
-    """The norm whose result a product reads."""
+def _norm(
+    layer: Layer, name: str, weight: str, x: Tensor, addend: Tensor | None, product: str
+) -> tuple[Tensor, Tensor]:
+    """What is normed, and the norm, which a product reads. An addend goes with a norm of one kernel."""
     graph, epsilon = layer.graph, layer.shape.norm_epsilon
     if not layer.fusion.norm:
-        return _recorded_norm(graph, name, x, layer.weight(weight), epsilon, layer.dtype)
+        return x, _recorded_norm(graph, name, x, layer.weight(weight), epsilon, layer.dtype)
+    scale = layer.result_scale(product)
     with graph.scope(name):
         constant = graph.constant("weight", layer.weight(weight))
-        scale = layer.result_scale(product)
-        return graph.norm("weighted", x, constant, epsilon=epsilon, output_scale=scale)
+        if addend is None:
+            return x, graph.norm("weighted", x, constant, epsilon=epsilon, output_scale=scale)
+        return graph.added_norm("weighted", x, addend, constant, epsilon=epsilon, output_scale=scale)
 
 
 def _recorded_norm(graph: Graph, name: str, x: Tensor, weight: npt.NDArray[Any], epsilon: float, dtype: str) -> Tensor:

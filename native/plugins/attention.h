@@ -6,15 +6,14 @@
 
 #include <cstdint>
 
-namespace ifab::attention {
+namespace ifab::plugins {
 
 inline constexpr int32_t kWarpRows = 16;   // queries of one warp, the rows of one matrix instruction
 inline constexpr int32_t kTileRows = 128;  // most queries, and most keys, of one tile
 inline constexpr int32_t kLongestRow = 8192;
-inline constexpr float kLargestFp8 = 448.0F;  // of e4m3
 
 // What a plan says of one attention, once and for all launches.
-struct Shape {
+struct AttentionShape {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_size = 0;
@@ -24,7 +23,7 @@ struct Shape {
 };
 
 // One launch's arguments as the kernel sees them. Addresses are the card's.
-struct Arguments {
+struct AttentionArguments {
   const uint16_t* qkv = nullptr;       // bfloat16 [rows * row_tokens, (heads + 2 * kv_heads) * head_size]
   const int32_t* positions = nullptr;  // [rows, row_tokens]; unused where rows are not packed
   const int32_t* segments = nullptr;   // likewise
@@ -45,4 +44,4 @@ constexpr int32_t shared_bytes(int32_t head_size, int32_t query_tile, int32_t ke
   return (query_tile + 2 * key_tile) * head_size * 2 + key_tile * 4;
 }
 
-}  // namespace ifab::attention
+}  // namespace ifab::plugins

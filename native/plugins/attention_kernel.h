@@ -5,9 +5,6 @@
 // head, walks over tiles of keys, and keeps for each query the largest score so far, the sum of weights below it and
 // the weighted sum of values in registers.
 //
-// Written against `Lane`, one thread's view of its machine: `card_lane.h` is the card, by its instructions, and
-// `tests/warp/host_lane.h` a model of it on the processor, on which the logic here is tested.
-//
 // Layout in shared memory: a token's vector is one line of head_size bfloat16, cut into chunks of 16 bytes; chunk c of
 // line r lies at place c ^ (r & 7) of its line, so that eight lines' chunks c lie in different banks.
 #pragma once
@@ -15,34 +12,9 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "lane.h"
 
-#ifdef __CUDACC__
-#define IFAB_CARD __device__ __forceinline__
-#define IFAB_UNROLL _Pragma("unroll")
-#else
-#define IFAB_CARD inline
-#define IFAB_UNROLL
-#endif
-
-namespace ifab::attention {
-
-// 16 bytes, what one thread moves at once.
-struct alignas(16) Chunk {
-  uint32_t word[4];
-};
-
-IFAB_CARD float low_half(uint32_t pair) {
-  return __builtin_bit_cast(float, pair << 16);
-}
-IFAB_CARD float high_half(uint32_t pair) {
-  return __builtin_bit_cast(float, pair & 0xffff0000U);
-}
-IFAB_CARD int32_t at_most(int32_t value, int32_t limit) {
-  return value < limit ? value : limit;
-}
-IFAB_CARD float larger(float a, float b) {
-  return a > b ? a : b;
-}
+namespace ifab::plugins {
 
 template <class Lane, int32_t kHeadSize, bool kPacked, bool kFp8>
 struct Attention {
@@ -62,7 +34,7 @@ struct Attention {
   };
 
   Lane lane;
-  const Arguments& in;
+  const AttentionArguments& in;
   // Of the block: its row's first token, its head, its queries, and where its shared memory is cut.
   int64_t row_start = 0;
   int32_t head = 0, first_query = 0, queries = 0, keys = 0;
@@ -73,7 +45,7 @@ struct Attention {
   float most[2], weight[2];
   int32_t own_segment[2] = {0, 0};
 
-  IFAB_CARD Attention(Lane lane_of_thread, const Arguments& arguments) : lane(lane_of_thread), in(arguments) {}
+  IFAB_CARD Attention(Lane lane_of_thread, const AttentionArguments& arguments) : lane(lane_of_thread), in(arguments) {}
 
   // Everything that one thread does for its block.
   IFAB_CARD void run() {
@@ -366,4 +338,4 @@ struct Attention {
   }
 };
 
-}  // namespace ifab::attention
+}  // namespace ifab::plugins

@@ -6,10 +6,10 @@
 
 #include <cstdint>
 
-#include "attention_kernel.h"
 #include "fp8.h"
+#include "lane.h"
 
-namespace ifab::attention {
+namespace ifab::plugins {
 
 struct CardLane {
   uint32_t base;  // of dynamic shared memory, in its own address space
@@ -21,11 +21,22 @@ struct CardLane {
 
   // Global memory.
   __device__ __forceinline__ int32_t read(const int32_t* from) const { return __ldg(from); }
-  __device__ __forceinline__ Chunk read_chunk(const float* from) const {
-    return __builtin_bit_cast(Chunk, __ldg(reinterpret_cast<const uint4*>(from)));
+  __device__ __forceinline__ Chunk read_chunk(const void* from) const {
+    return __builtin_bit_cast(Chunk, __ldg(static_cast<const uint4*>(from)));
+  }
+  // The same of what nobody reads again.
+  __device__ __forceinline__ Chunk read_chunk_once(const void* from) const {
+    Chunk c;
+    asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(c.word[0]), "=r"(c.word[1]), "=r"(c.word[2]), "=r"(c.word[3])
+        : "l"(from));
+    return c;
   }
   __device__ __forceinline__ void write_chunk(uint8_t* to, const Chunk& chunk) const {
     *reinterpret_cast<uint4*>(to) = __builtin_bit_cast(uint4, chunk);
+  }
+  __device__ __forceinline__ void write_half_chunk(uint8_t* to, uint32_t low, uint32_t high) const {
+    *reinterpret_cast<uint2*>(to) = uint2{low, high};
   }
 
   // Shared memory.
@@ -95,6 +106,12 @@ struct CardLane {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(value));
     return out;
   }
+  __device__ __forceinline__ float reciprocal(float value) const {
+    float out;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(value));
+    return out;
+  }
+  __device__ __forceinline__ float reciprocal_root(float value) const { return __frsqrt_rn(value); }
   __device__ __forceinline__ uint32_t bfloat16_pair(float low, float high) const {
     uint32_t out;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
@@ -112,4 +129,4 @@ struct CardLane {
   }
 };
 
-}  // namespace ifab::attention
+}  // namespace ifab::plugins

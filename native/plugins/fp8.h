@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "attention_kernel.h"
+#include "lane.h"
 
-namespace ifab::attention {
+namespace ifab::plugins {
 
 // e4m3 of a value (four bits of exponent with bias 7, three of fraction, no infinity): rounded to nearest, ties to
 // even, held at 448; not-a-number stays one.
@@ -26,4 +26,4 @@ IFAB_CARD uint32_t fp8_by_hand(float value) {
   return sign | (out > 0x7eU ? 0x7eU : out);
 }
 
-}  // namespace ifab::attention
+}  // namespace ifab::plugins

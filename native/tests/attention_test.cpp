@@ -12,11 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "attention_kernel.h"
+#include "attention_shape.h"
 #include "fp8.h"
-#include "shape.h"
 #include "warp/host_lane.h"
 
-namespace ifab::attention {
+namespace ifab::plugins {
 namespace {
 
 using warp::from_bfloat16;
@@ -25,7 +26,7 @@ using warp::to_bfloat16;
 constexpr int32_t kH200Bytes = 233472, kReserved = 1024;
 
 struct Case {
-  Shape shape;
+  AttentionShape shape;
   int32_t rows = 1;
   int32_t multiprocessor_bytes = kH200Bytes;
   bool backwards = false;
@@ -40,7 +41,7 @@ struct Inputs {
 
 // Rows with two or three prompts and padding behind them; tables with angles of no regularity.
 Inputs make(const Case& c, uint32_t seed) {
-  const Shape& s = c.shape;
+  const AttentionShape& s = c.shape;
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
   Inputs in;
@@ -65,7 +66,7 @@ Inputs make(const Case& c, uint32_t seed) {
 }
 
 template <int32_t kHeadSize, bool kPacked, bool kFp8>
-void run(const Case& c, const Geometry& cut, const Arguments& arguments) {
+void run(const Case& c, const Geometry& cut, const AttentionArguments& arguments) {
   for (int32_t block = 0; block < cut.blocks; ++block) {
     warp::run_block(block, cut.threads, static_cast<uint32_t>(cut.shared_bytes), c.backwards, [&](warp::HostLane lane) {
       Attention<warp::HostLane, kHeadSize, kPacked, kFp8>(lane, arguments).run();
@@ -74,10 +75,10 @@ void run(const Case& c, const Geometry& cut, const Arguments& arguments) {
 }
 
 std::vector<uint8_t> computed(const Case& c, const Inputs& in) {
-  const Shape& s = c.shape;
+  const AttentionShape& s = c.shape;
   const bool fp8 = s.output_scale > 0.0F;
   const Geometry cut = geometry(s, c.rows, c.multiprocessor_bytes, kReserved);
-  Arguments a = arguments_of(s, cut);
+  AttentionArguments a = arguments_of(s, cut);
   std::vector<uint8_t> out(static_cast<size_t>(c.rows * s.row_tokens * s.heads * s.head_size) * (fp8 ? 1 : 2), 0xee);
   a.qkv = in.qkv.data();
   a.cosine = in.cosine.data();
@@ -96,7 +97,7 @@ std::vector<uint8_t> computed(const Case& c, const Inputs& in) {
 }
 
 std::vector<double> expected(const Case& c, const Inputs& in) {
-  const Shape& s = c.shape;
+  const AttentionShape& s = c.shape;
   const int32_t half = s.head_size / 2;
   const auto value = [&](int32_t row, int32_t t, int32_t head, int32_t i) -> double {
     const size_t token = static_cast<size_t>(row * s.row_tokens + t);
@@ -195,7 +196,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AttentionKernel,
                                          Case{{2, 1, 128, 144, 1, 0.0F}, 1, 167936},
                                          Case{{1, 1, 64, 32, 1, 0.0F}, 2, kH200Bytes, false, 30.0F}),
                          [](const auto& given) {
-                           const Shape& s = given.param.shape;
+                           const AttentionShape& s = given.param.shape;
                            return kernel_name(s).substr(5) + "_" + std::to_string(s.heads) + "_" +
                                   std::to_string(s.kv_heads) + "_heads_" + std::to_string(s.row_tokens) + "_tokens";
                          });
@@ -224,25 +225,27 @@ TEST(AttentionFp8, ByHandIsTheNearest) {
 }
 
 TEST(AttentionShape, IsRefusedByField) {
-  const Shape good{8, 2, 128, 128, 1, 0.0F};
+  const AttentionShape good{8, 2, 128, 128, 1, 0.0F};
   ASSERT_EQ(refuse(good), "");
   const auto refused = [&](auto change) {
-    Shape shape = good;
+    AttentionShape shape = good;
     change(shape);
     return refuse(shape);
   };
-  EXPECT_EQ(refused([](Shape& s) { s.head_size = 96; }),
+  EXPECT_EQ(refused([](AttentionShape& s) { s.head_size = 96; }),
             "ifab_packed_attention: head_size is 96, and must be 64 or 128");
-  EXPECT_EQ(refused([](Shape& s) { s.kv_heads = 3; }),
+  EXPECT_EQ(refused([](AttentionShape& s) { s.kv_heads = 3; }),
             "ifab_packed_attention: kv_heads is 3, and must be a divisor of heads, 8");
   for (const int32_t tokens : {0, 8, 100, 8208}) {
-    EXPECT_NE(refused([=](Shape& s) { s.row_tokens = tokens; }).find("row_tokens is"), std::string::npos) << tokens;
+    EXPECT_NE(refused([=](AttentionShape& s) { s.row_tokens = tokens; }).find("row_tokens is"), std::string::npos)
+        << tokens;
   }
-  EXPECT_NE(refused([](Shape& s) { s.heads = 0; }).find("heads is 0"), std::string::npos);
-  EXPECT_NE(refused([](Shape& s) { s.kv_heads = 0; }).find("kv_heads is 0"), std::string::npos);
-  EXPECT_NE(refused([](Shape& s) { s.packed = 2; }).find("packed is 2"), std::string::npos);
+  EXPECT_NE(refused([](AttentionShape& s) { s.heads = 0; }).find("heads is 0"), std::string::npos);
+  EXPECT_NE(refused([](AttentionShape& s) { s.kv_heads = 0; }).find("kv_heads is 0"), std::string::npos);
+  EXPECT_NE(refused([](AttentionShape& s) { s.packed = 2; }).find("packed is 2"), std::string::npos);
   for (const float scale : {-1.0F, 1e-40F, std::numeric_limits<float>::infinity(), std::nanf("")}) {
-    EXPECT_NE(refused([=](Shape& s) { s.output_scale = scale; }).find("output_scale is"), std::string::npos) << scale;
+    EXPECT_NE(refused([=](AttentionShape& s) { s.output_scale = scale; }).find("output_scale is"), std::string::npos)
+        << scale;
   }
   EXPECT_EQ(refuse_tokens(good, 1280), "");
   EXPECT_NE(refuse_tokens(good, 100).find("100"), std::string::npos);
@@ -263,4 +266,4 @@ TEST(AttentionShape, TwoBlocksFitIntoAMultiprocessor) {
 }
 
 }  // namespace
-}  // namespace ifab::attention
+}  // namespace ifab::plugins

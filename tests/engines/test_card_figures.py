@@ -26,7 +26,9 @@ if TYPE_CHECKING:
         ("_gemm_mha_v2_myl0_5", "attention and rotary"),
         ("__myl_SiluMul_myl0_9", "gated unit"),
         ("layers_1.gated", "gated unit"),
-        ("layers_1.mlp_norm.weighted", "norms"),
+        ("layers_1.mlp_norm.weighted", "norms and sums"),
+        ("__myl_AddMeanAddSqrt_myl0_3 layers_0.attended layers_0.mlp_norm.mean", "norms and sums"),
+        ("layers_2.out", "norms and sums"),
         ("layers_0.down_fp8", "quantise"),
         ("embedded", "gather and embedding"),
         ("__myl_Fc_myl0_1", OTHER),
@@ -72,3 +74,12 @@ def test_the_command_line_says_which_kernels_are_ours(line: str, fused: Fusion, 
     said: argparse.Namespace = mining_engine.options().parse_args(["--out", "folder", *line.split()])
     assert mining_plan.fusion_of(said) == fused
     assert mining_plan.label(fused) == label
+    assert mining_engine.fusions_of(said) == [fused]
+
+
+def test_further_parts_are_measured_beside_each_once() -> None:
+    line = "--out folder --fused lib.so --beside attention norm --beside attention --beside norm --beside-recorded"
+    found = mining_engine.fusions_of(mining_engine.options().parse_args(line.split()))
+    assert list(map(mining_plan.label, found)) == ["attention", "attention+norm", "norm", "recorded"]
+    without = mining_engine.options().parse_args(["--out", "folder", "--beside", "norm"])
+    assert mining_engine.fusions_of(without) == [RECORDED]

@@ -150,6 +150,8 @@ def test_each_kernel_by_itself_keeps_the_network_close_to_the_model(
         assert cosine(found[index], hidden_states(SMALL, weights, prompt)[-1]) >= (0.98 if fp8 else 0.999)
     own = [operation for operation in graph.operations if operation.kind in plugins.NAMES]
     leaving = {operation.output.dtype for operation in own}
+    beside = [tensor for operation in own for tensor in operation.beside]
+    assert [tensor.dtype for tensor in beside] == ["bfloat16"] * (2 * SMALL.layers - 1 if fused.norm else 0)
     assert leaving == {"fp8_e4m3" if fp8 and fused.fp8_results else "bfloat16"}
     by_builder = sum(operation.kind == "quantize" for operation in graph.operations)
     by_kernels = len(own) if fused.fp8_results else 0
@@ -207,6 +209,37 @@ def test_halves_and_weights_have_to_fit() -> None:
         graph.gated_unit("gated", x)
     with pytest.raises(GraphError, match=r"norm normed: x .* do not fit"):
         graph.norm("normed", x, graph.constant("weight", np.ones(8, ml_dtypes.bfloat16)), epsilon=1e-5)
+    weight = graph.constant("fitting", np.ones(7, ml_dtypes.bfloat16))
+    with pytest.raises(GraphError, match=r"norm normed: x .* and y .* do not fit"):
+        graph.added_norm("normed", x, graph.input("y", "bfloat16", ("others", 7)), weight, epsilon=1e-5)
+    with pytest.raises(GraphError, match=r"x is bfloat16, z is float32"):
+        graph.added_norm("normed", x, graph.input("z", "float32", ("tokens", 7)), weight, epsilon=1e-5)
+    total, normed = graph.added_norm("normed", x, x, weight, epsilon=1e-5, output_scale=0.5)
+    assert (total.dtype, normed.dtype) == ("bfloat16", "fp8_e4m3")
+    with pytest.raises(GraphError, match="the name normed is taken"):
+        graph.norm("normed", x, weight, epsilon=1e-5)
+
+
+def test_a_norm_of_a_sum_is_handed_to_the_builder_with_both_results(tmp_path: Path) -> None:
+    graph = Graph()
+    x, y = (graph.input(name, "bfloat16", ("tokens", 8)) for name in "xy")
+    weight = graph.input("weight", "bfloat16", (8,))
+    total, normed = graph.added_norm("normed", x, y, weight, epsilon=1e-5, output_scale=0.5)
+    graph.output("total", total)
+    graph.output("out", normed)
+    trt, library = Bindings(), tmp_path / plugins.LIBRARY
+    library.touch()
+    plugins.load(trt, library)
+    network = trt.network()
+    lower(trt, network, graph)
+    ((inputs, _, (name, fields, _)),) = trt.added
+    assert (inputs, name) == (["x", "y", "weight"], "ifab_norm")
+    assert {key: (data.tolist(), kind) for key, data, kind in fields} == {
+        "epsilon": ([pytest.approx(1e-5)], "float32"),
+        "added": ([1], "int32"),
+        "output_scale": ([0.5], "float32"),
+    }
+    assert trt.marked == [("total", 1), ("out", 0)]
 
 
 @dataclass
@@ -217,6 +250,7 @@ class Bindings:
     libraries: list[str] = field(default_factory=list)
     refuses: bool = False
     added: list[tuple[Any, ...]] = field(default_factory=list)
+    marked: list[tuple[str, int]] = field(default_factory=list)
     bool = int32 = float32 = float16 = bfloat16 = fp8 = "a type"
     PluginFieldType = SimpleNamespace(INT32="int32", FLOAT32="float32")
     TensorRTPhase = SimpleNamespace(BUILD="build")
@@ -242,13 +276,13 @@ class Bindings:
     def network(self) -> Any:
         def add_plugin(inputs: list[Any], shapes: list[Any], plugin: Any) -> Any:
             self.added.append((inputs, shapes, plugin))
-            return SimpleNamespace(get_output=lambda _index: SimpleNamespace(name="of the plugin"))
+            return SimpleNamespace(get_output=lambda index: SimpleNamespace(name="of the plugin", index=index))
 
         return SimpleNamespace(
             add_input=lambda name, _dtype, _shape: name,
             add_plugin_v3=add_plugin,
-            add_identity=lambda _x: SimpleNamespace(get_output=lambda _index: SimpleNamespace(name="out")),
-            mark_output=lambda _tensor: None,
+            add_identity=lambda x: SimpleNamespace(get_output=lambda _i: SimpleNamespace(name="out", index=x.index)),
+            mark_output=lambda tensor: self.marked.append((tensor.name, tensor.index)),
         )
 
 
@@ -278,7 +312,7 @@ def test_a_plugin_that_is_not_to_be_had_is_one_sentence(tmp_path: Path) -> None:
     trt = Bindings()
     assert plugins.offered(trt) == frozenset()
     with pytest.raises(
-        BuilderRefusedError, match=r"needs the plugin ifab_packed_attention 1 of ifab, .* load libifab_attention\.so"
+        BuilderRefusedError, match=r"needs the plugin ifab_packed_attention 1 of ifab, .* load libifab_plugins\.so"
     ):
         lower(trt, trt.network(), attention_graph("bfloat16"))
     with pytest.raises(BuilderRefusedError, match=r"the plugin library .*none\.so is not there"):

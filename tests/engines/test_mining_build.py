@@ -143,16 +143,16 @@ def test_with_the_plugin_library_attention_is_one_kernel_and_the_engine_carries_
     without, compiler = Compiler(), Compiler(plugins=library)
     recorded = build_mining_engine(wanted, compiler=without)
     (remark,) = recorded.remarks
-    assert remark.endswith("libifab_attention.so is not in `plugins` beside the native library")
+    assert remark.endswith("libifab_plugins.so is not in `plugins` beside the native library")
     assert json.loads((wanted.target / "tensorrt.json").read_text())["plugins"] == []
     assert "attention=recorded" in inspect.describe(wanted.target).contract.build.flags
     built = build_mining_engine(wanted, compiler=compiler)
     assert built.fresh
     assert built.remarks == ()
     assert inspect.verify(wanted.target) == []
-    assert json.loads((wanted.target / "tensorrt.json").read_text())["plugins"] == ["libifab_attention.so"]
-    assert (wanted.target / "libifab_attention.so").read_bytes() == b"kernels"
-    assert "libifab_attention.so" in {file.path for file in inspect.describe(wanted.target).contract.files}
+    assert json.loads((wanted.target / "tensorrt.json").read_text())["plugins"] == ["libifab_plugins.so"]
+    assert (wanted.target / "libifab_plugins.so").read_bytes() == b"kernels"
+    assert "libifab_plugins.so" in {file.path for file in inspect.describe(wanted.target).contract.files}
     assert "attention=fused" in inspect.describe(wanted.target).contract.build.flags
     assert not build_mining_engine(wanted, compiler=compiler).fresh
     library.write_bytes(b"other kernels")

@@ -50,12 +50,12 @@ def test_a_directory_is_whole_and_says_what_the_plan_was_built_for(tmp_path: Pat
 
 
 def test_a_plan_with_plugins_has_their_library_beside_it(tmp_path: Path) -> None:
-    target, library = tmp_path / "engine", tmp_path / "libifab_attention.so"
+    target, library = tmp_path / "engine", tmp_path / "libifab_plugins.so"
     library.write_bytes(b"kernels")
     engine = replace(ENGINE, plugins=(library,))
     digest = write_directory(target, engine, b"plan", b"{}")
-    assert json.loads((target / "tensorrt.json").read_text())["plugins"] == ["libifab_attention.so"]
-    assert (target / "libifab_attention.so").read_bytes() == b"kernels"
+    assert json.loads((target / "tensorrt.json").read_text())["plugins"] == ["libifab_plugins.so"]
+    assert (target / "libifab_plugins.so").read_bytes() == b"kernels"
     assert inspect.verify(target) == []
     library.write_bytes(b"other kernels")
     assert write_directory(target, engine, b"plan", b"{}") != digest

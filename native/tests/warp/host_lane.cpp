@@ -263,13 +263,18 @@ void HostLane::sync_warp() const {
   block_->meet(thread_, Block::Instruction::kSyncWarp, {});
 }
 
-attention::Chunk HostLane::read_chunk(const float* from) const {
-  attention::Chunk chunk;
+plugins::Chunk HostLane::read_chunk(const void* from) const {
+  plugins::Chunk chunk;
   std::memcpy(&chunk, from, sizeof chunk);
   return chunk;
 }
-void HostLane::write_chunk(uint8_t* to, const attention::Chunk& chunk) const {
+void HostLane::write_chunk(uint8_t* to, const plugins::Chunk& chunk) const {
   std::memcpy(to, &chunk, sizeof chunk);
+}
+
+void HostLane::write_half_chunk(uint8_t* to, uint32_t low, uint32_t high) const {
+  const std::array<uint32_t, 2> words = {low, high};
+  std::memcpy(to, words.data(), sizeof words);
 }
 
 void HostLane::load(uint32_t from, void* to, uint32_t bytes) const {
@@ -280,12 +285,12 @@ void HostLane::store(uint32_t to, const void* from, uint32_t bytes) const {
   block_->check(to, bytes);
   std::memcpy(block_->shared.data() + to, from, bytes);
 }
-attention::Chunk HostLane::load_chunk(uint32_t from) const {
-  attention::Chunk chunk;
+plugins::Chunk HostLane::load_chunk(uint32_t from) const {
+  plugins::Chunk chunk;
   load(from, &chunk, sizeof chunk);
   return chunk;
 }
-void HostLane::store_chunk(uint32_t to, const attention::Chunk& chunk) const {
+void HostLane::store_chunk(uint32_t to, const plugins::Chunk& chunk) const {
   store(to, &chunk, sizeof chunk);
 }
 uint32_t HostLane::load_word(uint32_t from) const {
@@ -343,6 +348,9 @@ float HostLane::exchange(float value, int32_t bits) const {
 
 float HostLane::power_of_two(float value) const {
   return std::exp2(value);
+}
+float HostLane::reciprocal_root(float value) const {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(value)));
 }
 uint32_t HostLane::bfloat16_pair(float low, float high) const {
   return to_bfloat16(low) | static_cast<uint32_t>(to_bfloat16(high)) << 16;

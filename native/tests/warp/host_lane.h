@@ -13,7 +13,7 @@
 #include <memory>
 #include <vector>
 
-#include "attention_kernel.h"
+#include "lane.h"
 
 namespace ifab::warp {
 
@@ -29,11 +29,13 @@ class HostLane {
   void sync_warp() const;
 
   int32_t read(const int32_t* from) const { return *from; }
-  attention::Chunk read_chunk(const float* from) const;
-  void write_chunk(uint8_t* to, const attention::Chunk& chunk) const;
+  plugins::Chunk read_chunk(const void* from) const;
+  plugins::Chunk read_chunk_once(const void* from) const { return read_chunk(from); }
+  void write_chunk(uint8_t* to, const plugins::Chunk& chunk) const;
+  void write_half_chunk(uint8_t* to, uint32_t low, uint32_t high) const;
 
-  attention::Chunk load_chunk(uint32_t from) const;
-  void store_chunk(uint32_t to, const attention::Chunk& chunk) const;
+  plugins::Chunk load_chunk(uint32_t from) const;
+  void store_chunk(uint32_t to, const plugins::Chunk& chunk) const;
   uint32_t load_word(uint32_t from) const;
   void store_word(uint32_t to, uint32_t word) const;
   void store_half_word(uint32_t to, uint16_t word) const;
@@ -51,6 +53,8 @@ class HostLane {
   float exchange(float value, int32_t bits) const;
 
   float power_of_two(float value) const;
+  float reciprocal(float value) const { return 1.0F / value; }
+  float reciprocal_root(float value) const;
   uint32_t bfloat16_pair(float low, float high) const;
   uint16_t fp8_pair(float low, float high) const;
 

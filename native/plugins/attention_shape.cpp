@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "shape.h"
+#include "attention_shape.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-namespace ifab::attention {
+#include "scale.h"
+
+namespace ifab::plugins {
 namespace {
 
 constexpr int32_t kMostHeads = 1024;
@@ -16,7 +18,7 @@ std::string sentence(const char* field, const std::string& value, const std::str
 
 }  // namespace
 
-std::string refuse(const Shape& shape) {
+std::string refuse(const AttentionShape& shape) {
   if (shape.heads < 1 || shape.heads > kMostHeads) {
     return sentence("heads", std::to_string(shape.heads), "1 to " + std::to_string(kMostHeads));
   }
@@ -30,15 +32,10 @@ std::string refuse(const Shape& shape) {
     return sentence("row_tokens", std::to_string(shape.row_tokens), "a multiple of 16, at most 8192");
   }
   if (shape.packed != 0 && shape.packed != 1) return sentence("packed", std::to_string(shape.packed), "0 or 1");
-  const float scale = shape.output_scale;
-  if (scale != 0.0F && (!std::isnormal(scale) || scale < 0.0F || !std::isnormal(1.0F / scale))) {
-    return sentence("output_scale", std::to_string(scale),
-                    "0 (bfloat16) or a positive scale of FP8 that has a reciprocal");
-  }
-  return {};
+  return refuse_scale("ifab_packed_attention", shape.output_scale);
 }
 
-std::string refuse_tokens(const Shape& shape, int64_t tokens) {
+std::string refuse_tokens(const AttentionShape& shape, int64_t tokens) {
   const int64_t tiles = (shape.row_tokens + kTileRows - 1) / kTileRows;
   const int64_t most = std::numeric_limits<int32_t>::max() / (tiles * shape.heads) * shape.row_tokens;
   if (tokens >= 1 && tokens % shape.row_tokens == 0 && tokens <= most) return {};
@@ -47,12 +44,12 @@ std::string refuse_tokens(const Shape& shape, int64_t tokens) {
       "a multiple of row_tokens, " + std::to_string(shape.row_tokens) + ", at most " + std::to_string(most));
 }
 
-std::string kernel_name(const Shape& shape) {
+std::string kernel_name(const AttentionShape& shape) {
   return "ifab_attention_" + std::to_string(shape.head_size) + (shape.packed != 0 ? "_packed" : "_own") +
          (shape.output_scale > 0.0F ? "_fp8" : "_bf16");
 }
 
-Geometry geometry(const Shape& shape, int64_t rows, int32_t multiprocessor_bytes, int32_t reserved) {
+Geometry geometry(const AttentionShape& shape, int64_t rows, int32_t multiprocessor_bytes, int32_t reserved) {
   Geometry out;
   out.query_tile = std::min(kTileRows, shape.row_tokens);
   out.key_tile = out.query_tile;
@@ -69,17 +66,17 @@ Geometry geometry(const Shape& shape, int64_t rows, int32_t multiprocessor_bytes
   return out;
 }
 
-Arguments arguments_of(const Shape& shape, const Geometry& geometry) {
+AttentionArguments arguments_of(const AttentionShape& shape, const Geometry& geometry) {
   constexpr double kLog2OfE = 1.4426950408889634;
-  Arguments out;
+  AttentionArguments out;
   out.heads = shape.heads;
   out.kv_heads = shape.kv_heads;
   out.row_tokens = shape.row_tokens;
   out.query_tile = geometry.query_tile;
   out.key_tile = geometry.key_tile;
   out.score_scale = static_cast<float>(kLog2OfE / std::sqrt(static_cast<double>(shape.head_size)));
-  out.output_factor = shape.output_scale > 0.0F ? 1.0F / shape.output_scale : 1.0F;
+  out.output_factor = factor_of(shape.output_scale);
   return out;
 }
 
-}  // namespace ifab::attention
+}  // namespace ifab::plugins

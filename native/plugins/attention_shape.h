@@ -6,16 +6,16 @@
 
 #include "attention.h"
 
-namespace ifab::attention {
+namespace ifab::plugins {
 
 // What is wrong with a shape, as one sentence that names field, value and limit; empty where nothing is.
-std::string refuse(const Shape& shape);
+std::string refuse(const AttentionShape& shape);
 
 // What is wrong with a number of tokens for a shape.
-std::string refuse_tokens(const Shape& shape, int64_t tokens);
+std::string refuse_tokens(const AttentionShape& shape, int64_t tokens);
 
-// The name of the kernel that computes a shape, as attention.cu has it.
-std::string kernel_name(const Shape& shape);
+// The name of the kernel that computes a shape, as kernels.cu has it.
+std::string kernel_name(const AttentionShape& shape);
 
 // How a launch is cut.
 struct Geometry {
@@ -28,9 +28,9 @@ struct Geometry {
 
 // Takes the largest tile of keys with which two blocks fit into a multiprocessor's shared memory, `reserved` bytes of
 // which the card takes for each block.
-Geometry geometry(const Shape& shape, int64_t rows, int32_t multiprocessor_bytes, int32_t reserved);
+Geometry geometry(const AttentionShape& shape, int64_t rows, int32_t multiprocessor_bytes, int32_t reserved);
 
 // The values that do not depend on memory.
-Arguments arguments_of(const Shape& shape, const Geometry& geometry);
+AttentionArguments arguments_of(const AttentionShape& shape, const Geometry& geometry);
 
-}  // namespace ifab::attention
+}  // namespace ifab::plugins
