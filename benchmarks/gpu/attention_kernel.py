@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the attention kernel on a card against PyTorch, and times it beside the bytes that it must move.
 
-    python3 benchmarks/gpu/attention_kernel.py BUILD/plugins/libifab_attention.so
+    python3 -m benchmarks.gpu.attention_kernel BUILD/plugins/libifab_plugins.so
 
 Needs PyTorch, numpy, the library and a card; no TensorRT. Every case prints the smallest cosine of a token's result and
-the largest error; the exit status is 1 where one is wrong. Times are medians over launches between two device events,
-32 heads of 128, rows of 128 tokens; the bytes are q, k, v and positions once, and the result once.
+the largest error; the exit status is 1 where one is wrong. Times are medians, 32 heads of 128, rows of 128 tokens; the
+bytes are q, k, v and positions once, and the result once.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from __future__ import annotations
 import argparse
 import ctypes
 import itertools
-import statistics
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
+
+from benchmarks.gpu.kernel_times import SETS, bytes_of, show
 
 FP8_LARGEST = 448.0
 
@@ -141,33 +143,18 @@ def wrong(kernel: Kernel, case: Case) -> bool:
 
 
 def timed(kernel: Kernel, case: Case, repeats: int) -> None:
-    """Prints the time of a launch beside the bytes that it moves; four sets of buffers, so that little stays cached."""
-    sets = [(make_feeds(case, seed), empty_output(case)) for seed in range(4)]
-    for feeds, output in sets:
-        kernel(case, feeds, output)
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    marks[0].record()
-    for i in range(repeats):
-        for feeds, output in sets:
-            kernel(case, feeds, output)
-        marks[i + 1].record()
-    torch.cuda.synchronize()
-    times = [begin.elapsed_time(end) / len(sets) * 1e3 for begin, end in itertools.pairwise(marks)]
+    """Prints the time of a launch beside the bytes that it moves."""
+    sets = [(make_feeds(case, seed), empty_output(case)) for seed in range(SETS)]
     feeds, output = sets[0]
     read = [feeds["qkv"], feeds["cosine"], feeds["sine"]]
     read += [feeds["positions"], feeds["segments"]] if case.packed else []
-    moved = sum(t.numel() * t.element_size() for t in [*read, output])
-    median = statistics.median(times)
-    print(
-        f"{case.rows:3} rows {'packed' if case.packed else 'own   '} {'fp8 ' if case.scale else 'bf16'} "
-        f"{median:8.1f} us [{min(times):.1f}-{max(times):.1f}] {moved / 1e6:6.1f} MB {moved / median / 1e6:5.2f} TB/s",
-        flush=True,
-    )
+    label = f"{case.rows:3} rows {'packed' if case.packed else 'own   '} {'fp8 ' if case.scale else 'bf16'}"
+    show(label, [partial(kernel, case, *each) for each in sets], bytes_of(*read, output), repeats)
 
 
 def main() -> None:
     """Checks, then measures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("library")
     parser.add_argument("--repeats", type=int, default=50)
     arguments = parser.parse_args()
