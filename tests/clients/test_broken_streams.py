@@ -63,7 +63,7 @@ class Breaking:
             raise self.error
 
 
-def add(broker: Breaking, server: Any) -> None:
+def add(broker: Any, server: Any) -> None:
     broker_service_pb2_grpc.add_BrokerServiceServicer_to_server(broker, server)
     job_service_pb2_grpc.add_JobServiceServicer_to_server(broker, server)
 

@@ -93,6 +93,40 @@ def test_two_open_requests_of_one_id_are_refused_here(door: Door) -> None:
         list(client.run([Request("a", 200, id="same", engine_id="texts")] * 2))
 
 
+@pytest.mark.parametrize("window", [0, -1])
+def test_a_window_that_takes_nothing_is_refused(door: Door, window: int) -> None:
+    with Client(door.suite.broker) as client:
+        with pytest.raises(ValueError, match=f"the window is {window}"):
+            list(client.run([Request("a", 2)], window=window))
+        with pytest.raises(ValueError, match=f"the window is {window}"):
+            list(client.mine(["a"], window=window))
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [(["text"], "row 0 is a str"), ((Request("x", 2) for _ in range(2)), "rows are a generator"), ("text", "is a str")],
+)
+def test_rows_that_are_none_are_refused_before_there_is_a_job(door: Door, rows: Any, words: str) -> None:
+    with Client(door.suite.broker) as client:
+        with pytest.raises(TypeError, match=words):
+            client.submit("no-rows", rows)
+        with pytest.raises(CallError, match="JOB_UNKNOWN"):
+            client.job("no-rows")
+        with pytest.raises(TypeError, match="row 0 is a str"):
+            list(client.run("text"))  # type: ignore[arg-type]
+
+
+def test_what_is_said_beside_a_request_is_refused(door: Door) -> None:
+    request = Request("x", 2, engine_id="texts")
+    with Client(door.suite.broker) as client:
+        for call in (
+            lambda: client.generate(request, max_tokens=3),
+            lambda: list(client.stream(request, engine_id="states")),
+        ):
+            with pytest.raises(ValueError, match="stand in the Request"):
+                call()
+
+
 def test_the_inputs_own_error_ends_the_run(door: Door) -> None:
     def rows() -> Iterator[Request]:
         yield Request("a", 200, engine_id="texts")
@@ -154,6 +188,7 @@ UNSENDABLE: list[tuple[Any, str]] = [
     (Request("x" * 16_000_000, 2), "prompt"),
     (Request("x", 2**40), "max_tokens"),
     (Request("x", 2, sampling=Sampling(seed=-1)), "seed"),
+    (Request("x", 2, stop="one text"), "stop"),  # type: ignore[arg-type]
 ]
 
 
@@ -189,13 +224,6 @@ def test_a_token_that_no_header_carries_is_named_without_showing_it(token: str) 
             with pytest.raises(ValueError, match="the token holds a character") as told:
                 call()
             assert token.strip() not in str(told.value)
-
-
-def test_a_closed_client_says_so() -> None:
-    client = Client("127.0.0.1:1")
-    client.close()
-    with pytest.raises(RuntimeError, match="the client is closed"):
-        client.job("any")
 
 
 class Reluctant:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,7 +22,7 @@ from ifabric_client.streams import Run
 from ifabric_client.values import Piece, Request
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     from ifabric_client.values import Answer, Engine, Job, Outcome, Prompt
 
@@ -39,6 +41,7 @@ class AsyncClient:
 
     Raises:
         ValueError: a token would go to another machine in the clear; of calls, where it holds a line's end or the like.
+        RuntimeError: of calls, after `close`.
         OSError: a file of `tls` cannot be read.
     """
 
@@ -54,6 +57,7 @@ class AsyncClient:
         self._token = token
         self._tenant = tenant
         self._retries = retries
+        self._closed = False
         self._channel = open_channel(address, tls, has_token=bool(token))
         self._broker = broker_service_pb2_grpc.BrokerServiceStub(self._channel)
         self._jobs = Jobs(job_service_pb2_grpc.JobServiceStub(self._channel), self._metadata, tenant, retries)
@@ -65,7 +69,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connection, and every call that is open."""
+        """Ends the connection, and every call that is open, with CANCELLED. Closing again changes nothing."""
+        self._closed = True
         await self._channel.close()
 
     async def engines(self, *, timeout_s: float = 5.0) -> list[Engine]:
@@ -86,11 +91,12 @@ class AsyncClient:
 
         Args:
             prompt: Text or token ids, or a Request, which then says everything.
-            max_tokens: As in Request.
-            engine_id: As in Request.
+            max_tokens: As in Request; only where `prompt` is none.
+            engine_id: As in Request; only where `prompt` is none.
             timeout_s: Longest time that one try may take, in seconds.
 
         Raises:
+            ValueError: `max_tokens` or `engine_id` beside a Request.
             CallError: it was refused, or did not end in time. UNAVAILABLE and RESOURCE_EXHAUSTED with a delay are tried
                 again with the same id, as `retries` says.
         """
@@ -119,14 +125,15 @@ class AsyncClient:
             text, begun = "", False
             ids: tuple[int, ...] = ()
             try:
-                async for event in call:
-                    if event.HasField("delta"):
-                        begun, text, new = True, text + event.delta.text, tuple(event.delta.token_ids)
-                        ids += new
-                        yield Piece(event.delta.text, new)
-                    elif event.HasField("finished"):
-                        whole = wire.answer(event.finished, message.request_id, text=text, token_ids=ids)
-                        yield Piece(whole.text[len(text) :], whole.token_ids[len(ids) :], whole)
+                with self._until_closed():
+                    async for event in call:
+                        if event.HasField("delta"):
+                            begun, text, new = True, text + event.delta.text, tuple(event.delta.token_ids)
+                            ids += new
+                            yield Piece(event.delta.text, new)
+                        elif event.HasField("finished"):
+                            whole = wire.answer(event.finished, message.request_id, text=text, token_ids=ids)
+                            yield Piece(whole.text[len(text) :], whole.token_ids[len(ids) :], whole)
                 return
             except grpc.aio.AioRpcError as error:
                 told = of_call(error)
@@ -144,28 +151,27 @@ class AsyncClient:
 
         Args:
             requests: Read as the broker takes them.
-            window: Most requests sent and not ended.
+            window: Most requests sent and not ended; at least 1.
 
         Raises:
             CallError: the broker was away, or had no room, for longer than `retries` allows.
-            ValueError: two requests that are open have one id.
+            TypeError: what comes is no Request.
+            ValueError: two requests that are open have one id, or the window takes none.
         """
 
         def open_stream() -> Any:
             return self._broker.Exchange(metadata=self._metadata())
 
-        return Run(open_stream, self._tenant, window, self._retries).outcomes(requests)
+        run = Run(open_stream, self._tenant, window, self._retries)
+        return self._passed_on(run.outcomes(requests))
 
-    async def mine(
-        self, prompts: Iterable[Prompt], *, engine_id: str = "", window: int = 512
-    ) -> AsyncIterator[Outcome]:
+    def mine(self, prompts: Iterable[Prompt], *, engine_id: str = "", window: int = 512) -> AsyncIterator[Outcome]:
         """Computes the hidden state of each prompt; ids of outcomes are positions, from "0".
 
         Arguments and errors are those of `run`.
         """
         requests = (Request(prompt, engine_id=engine_id) for prompt in prompts)
-        async for outcome in self.run(requests, window=window):
-            yield outcome
+        return self.run(requests, window=window)
 
     async def bulk(self, job_id: str, rows: Sequence[Request], *, engine_id: str = "") -> AsyncIterator[Outcome]:
         """Runs rows as a job that the broker keeps, and yields how each ended, in their order.
@@ -180,14 +186,17 @@ class AsyncClient:
         Raises:
             CallError: ALREADY_EXISTS where a job of this id has other rows; other refusals of the broker; UNAVAILABLE
                 where it was away for too long.
+            TypeError: `rows` is no sequence of Requests; nothing was sent.
         """
         await self.submit(job_id, rows, engine_id=engine_id)
-        async for outcome in self.results(job_id):
-            yield outcome
+        async with aclosing(self._passed_on(self._jobs.results(job_id))) as outcomes:
+            async for outcome in outcomes:
+                yield outcome
 
     async def submit(self, job_id: str, rows: Sequence[Request], *, engine_id: str = "") -> Job:
         """As `bulk`, without waiting for results."""
-        return await self._jobs.submit(job_id, rows, engine_id)
+        with self._until_closed():
+            return await self._jobs.submit(job_id, rows, engine_id)
 
     def results(self, job_id: str, *, first_row: int = 0) -> AsyncIterator[Outcome]:
         """Yields how the rows of a job ended, in their order, from a row on; waits for those that have not.
@@ -195,7 +204,7 @@ class AsyncClient:
         Raises:
             CallError: NOT_FOUND where there is no such job.
         """
-        return self._jobs.results(job_id, first_row=first_row)
+        return self._passed_on(self._jobs.results(job_id, first_row=first_row))
 
     async def job(self, job_id: str) -> Job:
         """Returns a job as it is.
@@ -203,7 +212,8 @@ class AsyncClient:
         Raises:
             CallError: NOT_FOUND where there is none.
         """
-        return await self._jobs.get(job_id)
+        with self._until_closed():
+            return await self._jobs.get(job_id)
 
     async def cancel_job(self, job_id: str) -> Job:
         """Ends a job; results that are there stay.
@@ -211,10 +221,18 @@ class AsyncClient:
         Raises:
             CallError: NOT_FOUND where there is none.
         """
-        return await self._jobs.cancel(job_id)
+        with self._until_closed():
+            return await self._jobs.cancel(job_id)
 
     def _message(self, prompt: Prompt | Request, max_tokens: int | None, engine_id: str) -> pb.GenerationRequest:
-        request = prompt if isinstance(prompt, Request) else Request(prompt, max_tokens, engine_id=engine_id)
+        if isinstance(prompt, Request):
+            if max_tokens is not None or engine_id:
+                raise ValueError(
+                    "max_tokens and engine_id stand in the Request; what is said beside it would be left out"
+                )
+            request = prompt
+        else:
+            request = Request(prompt, max_tokens, engine_id=engine_id)
         named = request if request.id else replace(request, id=uuid.uuid4().hex)
         return wire.request_message(named, named.id, self._tenant)
 
@@ -222,7 +240,8 @@ class AsyncClient:
         patience, tries = Patience(self._retries), 0
         while True:
             try:
-                return await call(tries)
+                with self._until_closed():
+                    return await call(tries)
             except grpc.aio.AioRpcError as error:
                 told: CallError = of_call(error)
                 if not _worth_another(told, own_id and tries > 0):
@@ -230,10 +249,30 @@ class AsyncClient:
                 tries += 1
                 await patience.wait(told, told.retry_after_s)
 
+    @contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """Tells a call that ended because the client was closed from one whose task was cancelled."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and not (task and task.cancelling()):
+                raise CallError("CANCELLED", "the client was closed while the call ran") from None
+            raise
+
+    async def _passed_on(self, outcomes: AsyncGenerator[Outcome]) -> AsyncGenerator[Outcome]:
+        """The same outcomes, ended with them."""
+        with self._until_closed():
+            async with aclosing(outcomes):
+                async for outcome in outcomes:
+                    yield outcome
+
     def _current_token(self) -> str:
         return self._token if isinstance(self._token, str) else self._token()
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
+        if self._closed:
+            raise RuntimeError("the client is closed")
         token = self._current_token()
         if not (token.isascii() and token.isprintable()):
             raise ValueError("the token holds a character that no header carries, such as the end of a file's line")

@@ -7,6 +7,7 @@ Every step may be repeated, by this process or by the next one with the same row
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -18,7 +19,7 @@ from ifabric_client.errors import CallError, of_call
 from ifabric_client.retries import Patience
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
     from ifabric.broker.v1 import job_service_pb2_grpc
     from ifabric_client.retries import RetryPolicy
@@ -75,7 +76,14 @@ class Jobs:
 
         Raises:
             CallError: ALREADY_EXISTS where a job of this id has other rows; other refusals of the broker.
+            TypeError: `rows` is no sequence of Requests.
         """
+        if not isinstance(rows, Sequence):
+            raise TypeError(
+                f"rows are a {type(rows).__name__}; a sequence such as a list is wanted, since rows may be sent again"
+            )
+        for position, row in enumerate(rows):
+            wire.check_row(row, position)
         spec = pb.JobSpec(job_id=job_id, tenant=self._tenant)
         spec.engine.engine_id = engine_id
         job = (await self._call(self._stub.CreateJob, pb.CreateJobRequest(spec=spec))).job
@@ -105,7 +113,7 @@ class Jobs:
         seal = pb.SealJobRequest(job_id=job_id, tenant=self._tenant, row_count=len(rows))
         return wire.job((await self._call(self._stub.SealJob, seal, timeout_s=_SEAL_S)).job)
 
-    async def results(self, job_id: str, *, first_row: int = 0) -> AsyncIterator[Outcome]:
+    async def results(self, job_id: str, *, first_row: int = 0) -> AsyncGenerator[Outcome]:
         """Yields how rows ended, in their order, and waits for those that have not; ends with the job's last row.
 
         Raises:

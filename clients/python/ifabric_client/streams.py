@@ -20,7 +20,7 @@ from ifabric_client.retries import Patience
 from ifabric_client.values import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 
     from ifabric_client.retries import RetryPolicy
     from ifabric_client.values import Request
@@ -37,9 +37,14 @@ class Run:
         tenant: Owner of the requests; empty for the caller's own.
         window: Most requests sent and not ended.
         policy: How long to put up with breaks.
+
+    Raises:
+        ValueError: the window takes no request.
     """
 
     def __init__(self, open_stream: Callable[[], Any], tenant: str, window: int, policy: RetryPolicy) -> None:
+        if window < 1:
+            raise ValueError(f"the window is {window}; it is at least 1")
         self._open_stream = open_stream
         self._tenant = tenant
         self._window = window
@@ -52,11 +57,12 @@ class Run:
         self._full = False
         """Whether the broker has put a request off: the stream brings no further ones, and a later one begins anew."""
 
-    async def outcomes(self, requests: Iterable[Request]) -> AsyncIterator[Outcome]:
+    async def outcomes(self, requests: Iterable[Request]) -> AsyncGenerator[Outcome]:
         """Yields one outcome a request, in the order in which they end.
 
         Raises:
             CallError: the broker was away, or had no room, for longer than the policy allows.
+            TypeError: what comes is no Request.
             ValueError: two requests that are open have one id.
         """
         rows = self._messages(requests)
@@ -100,6 +106,7 @@ class Run:
 
     def _messages(self, requests: Iterable[Request]) -> Iterator[pb.GenerationRequest]:
         for position, request in enumerate(requests):
+            wire.check_row(request, position)
             request_id = request.id or str(position)
             try:
                 message = wire.request_message(request, request_id, self._tenant)

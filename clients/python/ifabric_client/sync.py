@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ifabric_client.aio import AsyncClient
+from ifabric_client.errors import CallError
+from ifabric_client.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -35,9 +37,6 @@ class Client:
         tenant: str = "",
         retries: RetryPolicy | None = None,
     ) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="ifabric-client", daemon=True)
-        self._thread.start()
         options: dict[str, Any] = {"tls": tls, "token": token, "tenant": tenant}
         if retries is not None:
             options["retries"] = retries
@@ -45,11 +44,15 @@ class Client:
         async def open_() -> AsyncClient:
             return AsyncClient(address, **options)
 
+        self._thread = LoopThread()
         try:
-            self._client = self._wait(open_())
+            self._client = self._thread.run(open_())
         except BaseException:
-            self._end_loop()
+            self._thread.end()
             raise
+        # Also where nobody closes it: while the interpreter ends, an iterator that was left would wait for a thread
+        # that runs no more.
+        self._end = weakref.finalize(self, _end, self._thread, self._client)
 
     def __enter__(self) -> Self:
         return self
@@ -58,10 +61,8 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection, and every call that is open. Closing again changes nothing."""
-        if not self._loop.is_closed():
-            self._wait(self._client.close())
-            self._end_loop()
+        """Ends the connection, and every call that is open, with CANCELLED. Closing again changes nothing."""
+        self._end()
 
     def engines(self, *, timeout_s: float = 5.0) -> list[Engine]:
         """See AsyncClient."""
@@ -112,35 +113,34 @@ class Client:
         return self._wait(self._client.cancel_job(job_id))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._loop.is_closed():
-            work.close()
-            raise RuntimeError("the client is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # an interrupt ends the call, too
-            raise
+        return self._thread.run(work)
 
     def _iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+        # A step that was interrupted has to end before the iterator can be left.
+        one_at_a_time = asyncio.Lock()
+
         async def step() -> tuple[bool, T | None]:
-            try:
-                return True, await anext(items)
-            except StopAsyncIteration:
-                return False, None
+            async with one_at_a_time:
+                try:
+                    return True, await anext(items)
+                except StopAsyncIteration:
+                    return False, None
 
         async def leave() -> None:
             closing: Any = items
-            await closing.aclose()
+            async with one_at_a_time:
+                await closing.aclose()
 
         try:
             while (more := self._wait(step()))[0]:
                 yield more[1]  # type: ignore[misc] # an item, where there is one
         finally:
-            if not self._loop.is_closed():
+            try:
                 self._wait(leave())
+            except (RuntimeError, CallError):
+                if self._end.alive:
+                    raise
 
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+
+def _end(thread: LoopThread, client: AsyncClient) -> None:
+    thread.end(client.close())

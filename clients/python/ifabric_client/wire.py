@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from google.rpc import code_pb2, error_details_pb2
@@ -15,10 +15,7 @@ from ifabric.broker.v1 import job_service_pb2
 from ifabric.engine.v1 import contract_pb2, generation_pb2
 from ifabric_client.connection import MESSAGE_BYTES_MAX
 from ifabric_client.errors import CallError, Violation, of_status
-from ifabric_client.values import Answer, Engine, HiddenState, Job, Outcome, Sampling, Usage
-
-if TYPE_CHECKING:
-    from ifabric_client.values import Request
+from ifabric_client.values import Answer, Engine, HiddenState, Job, Outcome, Request, Sampling, Usage
 
 _DTYPES: dict[int, str] = {
     contract_pb2.PAYLOAD_DTYPE_FLOAT32: "<f4",
@@ -54,13 +51,26 @@ def request_message(request: Request, request_id: str, tenant: str) -> pb.Genera
                 setattr(message, name, value)
             except (TypeError, ValueError) as error:
                 raise _refused(name, f"is {value!r}, which no field of its type holds") from error
+    stop: Any = request.stop
+    if isinstance(stop, str):
+        raise _refused("stop", "is one text, of which each character would be a stop; a tuple of texts is wanted")
     try:
-        made.stop.extend(request.stop)
+        made.stop.extend(stop)
     except (TypeError, ValueError) as error:
         raise _refused("stop", "holds something else than Unicode texts") from error
     if (size := made.ByteSize()) > _REQUEST_BYTES_MAX:
         raise _refused("prompt", f"makes a request of {size:,} bytes; allowed are {_REQUEST_BYTES_MAX:,}")
     return made
+
+
+def check_row(row: object, position: int) -> None:
+    """Looks whether a row is one, before anything of it is sent.
+
+    Raises:
+        TypeError: it is something else, such as a bare prompt.
+    """
+    if not isinstance(row, Request):
+        raise TypeError(f"row {position} is a {type(row).__name__}; rows are Requests")
 
 
 def _packed(prompt: Any) -> bytes:
