@@ -48,7 +48,9 @@ def write_engines(folder: Path) -> dict[str, Path]:
 
 
 def archives(engines: dict[str, Path]) -> list[Path]:
-    """Builds the images of the engines and of the database, and returns all that the overlay names.
+    """Builds the images of the engines and of the database, and returns all that tests start pods of.
+
+    The worker for cards is among them where it was built.
 
     Raises:
         AssertionError: an image of the suite is not there.
@@ -59,7 +61,7 @@ def archives(engines: dict[str, Path]) -> list[Path]:
     found = [ARCHIVES / f"{name}.tar" for name in (*IMAGES, *(f"engine-{tier}" for tier in engines))]
     missing = [archive.name for archive in found if not archive.exists()]
     assert not missing, f"{missing} are not there: run scripts/images first"
-    return found
+    return [*found, *ARCHIVES.glob("worker-cuda.tar")]
 
 
 def _build(*words: str) -> None:
