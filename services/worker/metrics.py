@@ -27,7 +27,7 @@ _PLAIN: dict[Metric, Callable[[Stats], float]] = {
     names.ENGINE_KV_UTILIZATION: lambda stats: stats.kv_blocks_used / max(1, stats.kv_blocks_total),
     names.ENGINE_PAYLOAD: lambda stats: stats.payload_bytes,
     names.ENGINE_PAYLOAD_FAILURES: lambda stats: stats.payload_failures,
-    names.ENGINE_HELD_BACK: lambda stats: stats.held_back,
+    names.ENGINE_HELD_BACK: lambda stats: int(stats.held_back),
 }
 _SPLIT: dict[Metric, tuple[str, dict[str, Callable[[Stats], float]]]] = {
     names.ENGINE_REQUESTS: (

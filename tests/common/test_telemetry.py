@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import socket
 import urllib.request
@@ -111,6 +112,24 @@ def test_traces_and_metrics_are_pushed_where_a_collector_is_named() -> None:
         telemetry.close()
         assert names.SPAN_PROBE in {span.name for span in collector.spans()}
         assert {"ifabric.provisioner.heartbeats", "ifabric.process.info"} <= collector.metrics()
+
+
+def test_what_is_read_when_somebody_looks_is_pushed_whatever_kind_of_number_it_is() -> None:
+    with collecting() as collector:
+        telemetry = Telemetry("test", otlp_endpoint=collector.endpoint)
+        for metric, value in ((names.ENGINE_HELD_BACK, True), (names.ENGINE_QUEUED, 3), (names.ENGINE_BUSY, 0.5)):
+            telemetry.observe(metric, functools.partial(list, [(value, {"engine": "e"})]))
+        telemetry.close()
+        assert {"ifabric.worker.engine.held_back", "ifabric.worker.engine.queued"} <= collector.metrics()
+
+
+def test_a_push_names_its_process_and_what_whoever_runs_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=worker-0,service.name=other")
+    with collecting() as collector:
+        Telemetry("worker", otlp_endpoint=collector.endpoint).close()
+        (said,) = collector.resources()
+    assert (said["service.name"], said["k8s.pod.name"]) == ("worker", "worker-0")
+    assert said["service.instance.id"]
 
 
 def test_what_was_chosen_is_recorded_whatever_the_ratio_says() -> None:

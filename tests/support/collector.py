@@ -69,6 +69,14 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer, metrics_service_pb2
             for metric in scope.metrics
         }
 
+    def resources(self) -> list[dict[str, Any]]:
+        """What each push of metrics says of its process."""
+        return [
+            {each.key: _value(each.value) for each in resource.resource.attributes}
+            for request in self._all(metrics_service_pb2.ExportMetricsServiceRequest)
+            for resource in request.resource_metrics
+        ]
+
     def raw(self) -> str:
         """Everything that came, as text."""
         with self._lock:

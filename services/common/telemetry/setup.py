@@ -52,7 +52,9 @@ class Telemetry:
         """
         self._registry = CollectorRegistry()
         self._endpoint: MetricsEndpoint | None = None
-        resource = Resource(
+        # `create` adds an id of the process, which alone tells two workers of one engine apart, and what
+        # OTEL_RESOURCE_ATTRIBUTES says.
+        resource = Resource.create(
             {"service.name": service, "service.namespace": "ifabric", "service.version": suite_version()}
         )
         readers: list[MetricReader] = [
@@ -114,7 +116,8 @@ class Telemetry:
         """
 
         def callback(_options: CallbackOptions) -> Iterable[Observation]:
-            return [Observation(value, labels) for value, labels in read()]
+            # A truth value would become 1 for Prometheus; OTLP refuses it, and with it all that is pushed beside it.
+            return [Observation(+value, labels) for value, labels in read()]
 
         if metric.kind is Kind.COUNTER:
             self._meter.create_observable_counter(metric.name, [callback], metric.unit, metric.meaning)
