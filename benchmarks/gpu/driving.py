@@ -10,17 +10,19 @@ import contextlib
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import numpy as np
 
 from benchmarks import step_profile
+from benchmarks.gpu import cards
 from benchmarks.gpu.llama_engine import VOCABULARY
 from ifabric.broker.v1 import broker_service_pb2 as pb
 from ifabric.broker.v1 import broker_service_pb2_grpc as pb_grpc
@@ -57,7 +59,7 @@ class Ran(NamedTuple):
     bound: int
     generated: int
     idle_fraction: float
-    """Part of the time in which no kernel ran, the mean over the cards, as the driver counts it."""
+    """Part of the time in which no kernel ran, the mean over the cards, as the driver counts it; NaN of a short job."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -71,7 +73,7 @@ def suite(directory: Path, logs: Path, count: int = 1, profile: Path | None = No
 
     `profile` is the file to which engines of the embedded runtime append what they called, None for none.
     """
-    seen = cards()[:count]
+    seen = cards.cards()[:count]
     command = [sys.executable, "-c", "from services.cli.main import main; main()", "up", "--json", "--free-ports"]
     command += ["--engine", str(directory), "--logs", str(logs), "--start-limit", str(START_S)]
     with contextlib.ExitStack() as stack:
@@ -116,7 +118,7 @@ def run(
     room = threading.Semaphore(window) if window else None
     report = None
     options = [("grpc.max_receive_message_length", MESSAGE_BYTES)]
-    with grpc.insecure_channel(served.broker, options=options) as channel, Idleness(served.cards) as idle:
+    with grpc.insecure_channel(served.broker, options=options) as channel, idleness(served.cards) as idle:
         began = time.perf_counter()
         call = pb_grpc.BrokerServiceStub(channel).Exchange(
             _messages(prompts, tokens, salted, room, omit=payloads is False), timeout=LIMIT_S
@@ -132,9 +134,8 @@ def run(
         seconds = time.perf_counter() - began
     assert report is not None
     assert report.generated_tokens == len(prompts) * tokens, report
-    return Ran(
-        seconds, report.prompt_tokens_computed, report.prompt_tokens_bound, report.generated_tokens, idle.fraction
-    )
+    idle_part = statistics.fmean(idle.seen) if idle.seen else float("nan")
+    return Ran(seconds, report.prompt_tokens_computed, report.prompt_tokens_bound, report.generated_tokens, idle_part)
 
 
 def random_prompts(count: int, length: int, seed: int) -> list[Any]:
@@ -155,23 +156,9 @@ def moved(prompts: Sequence[Any], by: int) -> list[Any]:
     return [300 + (prompt - 300 + 1000 * by) % (VOCABULARY - 300) for prompt in prompts]
 
 
-def cards() -> list[int]:
-    """The machine's numbers of the cards that are ours: CUDA_VISIBLE_DEVICES, or all of them."""
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        return [int(number) for number in visible.split(",")]
-    with driver() as nvml:
-        return list(range(nvml.nvmlDeviceGetCount()))
-
-
-def card_mb() -> int:
-    """Memory in use on the first card, in MB, as the driver counts it: everything that any process holds there."""
-    with driver() as nvml:
-        return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(cards()[0])).used / 1e6)
-
-
 def worker_mib(served: Served) -> float | None:
     """Memory of the first worker's process on its card, in MiB; None where the driver does not tell."""
-    with driver() as nvml:
+    with cards.driver() as nvml:
         handle = nvml.nvmlDeviceGetHandleByIndex(served.cards[0])
         for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
             if process.pid == served.workers[0] and process.usedGpuMemory is not None:
@@ -179,34 +166,9 @@ def worker_mib(served: Served) -> float | None:
     return None
 
 
-@dataclass(slots=True)
-class Idleness:
-    """Watches cards for as long as its block runs."""
-
-    cards: Sequence[int]
-    _busy: list[float] = field(default_factory=list)
-    _over: threading.Event = field(default_factory=threading.Event)
-    _watch: threading.Thread = field(init=False)
-
-    @property
-    def fraction(self) -> float:
-        """Mean idle part; NaN where the block was shorter than one look."""
-        return 1 - sum(self._busy) / len(self._busy) if self._busy else float("nan")
-
-    def __enter__(self) -> Idleness:
-        self._watch = threading.Thread(target=self._look, daemon=True)
-        self._watch.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._over.set()
-        self._watch.join()
-
-    def _look(self) -> None:
-        with driver() as nvml:
-            handles = [nvml.nvmlDeviceGetHandleByIndex(card) for card in self.cards]
-            while not self._over.wait(WATCH_S):
-                self._busy += [nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles]
+def idleness(watched: Sequence[int]) -> cards.Watch[float]:
+    """Looks at the part of the time in which no kernel ran on each card."""
+    return cards.Watch(watched, lambda nvml, card: 1 - nvml.nvmlDeviceGetUtilizationRates(card).gpu / 100, WATCH_S)
 
 
 def _messages(
@@ -255,15 +217,3 @@ def _wait_for(provisioner: str, nodes: int) -> None:
             if time.monotonic() > give_up:
                 raise TimeoutError(f"{nodes} nodes did not serve within {START_S:g} s")
             time.sleep(0.2)
-
-
-@contextlib.contextmanager
-def driver() -> Iterator[Any]:
-    """The driver's own table of cards, opened."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()

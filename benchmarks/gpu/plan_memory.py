@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.driving import cards, driver
+from benchmarks.gpu.cards import cards, driver
 from benchmarks.gpu.mining_model import dense_7b, make_feeds
 from benchmarks.gpu.plan_runner import Runner, used_bytes
 from engines.graph import plugins

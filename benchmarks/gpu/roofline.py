@@ -8,14 +8,13 @@ Clock and power are read from the driver while the work runs.
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.gpu.driving import cards, driver
+from benchmarks.gpu.cards import Watch, cards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 CUBE: Final = 8192
 FORMATS: Final = ("bfloat16", "fp8", "fp8_fast")
@@ -47,14 +46,14 @@ def sustained(launch: Callable[[], Any], seconds: float = SUSTAINED_S) -> dict[s
     one = statistics.median(timed(launch, 5, 2)) / 1e3
     chunk = max(1, round(_CHUNK_S / max(one, 1e-5)))
     done = 0
-    with Watch() as watch:
+    with Watch(cards()[:1], _clock_and_power, _LOOK_S) as watch:
         began = time.perf_counter()
         while (spent := time.perf_counter() - began) < seconds:
             for _ in range(chunk):
                 launch()
             torch.cuda.synchronize()
             done += chunk
-    return {"ms": spent / done * 1e3, "launches": done, **watch.seen()}
+    return {"ms": spent / done * 1e3, "launches": done, **_settled(watch.seen)}
 
 
 def product(rows: int, columns: int, inner: int, number_format: str) -> tuple[Callable[[], Any], float]:
@@ -112,32 +111,14 @@ def at_their_shapes(tokens: int, shapes: Mapping[str, tuple[int, int]], number_f
     return {"ms": total_ms, "tflops": total / total_ms / 1e9, "each": each}
 
 
-class Watch:
-    """Reads clock and power of the card in use, ten times a second, for as long as its block runs."""
+def _clock_and_power(nvml: Any, card: Any) -> tuple[float, float]:
+    mhz = nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM)
+    return float(mhz), nvml.nvmlDeviceGetPowerUsage(card) / 1e3
 
-    def __init__(self) -> None:
-        self._seen: list[tuple[float, float]] = []
-        self._over = threading.Event()
 
-    def __enter__(self) -> Watch:
-        self._watch = threading.Thread(target=self._look, daemon=True)
-        self._watch.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._over.set()
-        self._watch.join()
-
-    def seen(self) -> dict[str, float]:
-        """Medians of `mhz` and `watts` over the second half, once the clock has settled; empty if nothing was read."""
-        half = self._seen[len(self._seen) // 2 :]
-        if not half:
-            return {}
-        return {"mhz": statistics.median(m for m, _ in half), "watts": statistics.median(w for _, w in half)}
-
-    def _look(self) -> None:
-        with driver() as nvml:
-            handle = nvml.nvmlDeviceGetHandleByIndex(cards()[0])
-            while not self._over.wait(_LOOK_S):
-                mhz = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
-                self._seen.append((float(mhz), nvml.nvmlDeviceGetPowerUsage(handle) / 1e3))
+def _settled(seen: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Medians of `mhz` and `watts` over the second half, once the clock has settled; empty if nothing was read."""
+    half = seen[len(seen) // 2 :]
+    if not half:
+        return {}
+    return {"mhz": statistics.median(m for m, _ in half), "watts": statistics.median(w for _, w in half)}

@@ -24,7 +24,8 @@ import grpc
 import numpy as np
 
 from benchmarks.gpu import mining_plan
-from benchmarks.gpu.driving import card_mb, run, suite, worker_mib
+from benchmarks.gpu.cards import card_mb
+from benchmarks.gpu.driving import run, suite, worker_mib
 from benchmarks.gpu.mining_model import (
     ROW_TOKENS,
     RandomWeights,

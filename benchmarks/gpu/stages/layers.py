@@ -18,7 +18,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu.driving import cards, moved, random_prompts, run, shared_prompts, suite
+from benchmarks.gpu.cards import cards
+from benchmarks.gpu.driving import moved, random_prompts, run, shared_prompts, suite
 from benchmarks.gpu.llama_engine import CardEngine
 
 if TYPE_CHECKING:
