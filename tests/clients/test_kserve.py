@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,15 +114,48 @@ async def test_streams_run_side_by_side_and_a_bad_request_harms_no_other(said: d
         ]
         assert pieces[-1]["parameters"]["generated_tokens"] == result.usage.generated_tokens
     [error] = said["stream"]["errors"]
-    assert "'nobody'" in error["message"]
+    assert error["message"] == (
+        "request 'c': NOT_FOUND: model_name: no accepted node serves 'nobody'; served are: states, texts"
+    )
 
 
 def test_refusals_speak_the_clients_words(said: dict[str, Any]) -> None:
     assert said["no_limit"]["status"] == "StatusCode.INVALID_ARGUMENT"
     assert said["no_limit"]["message"].startswith("parameters.max_tokens:")
     assert said["unknown_model"]["status"] == "StatusCode.NOT_FOUND"
+    assert said["unknown_model"]["message"].startswith("model_name: no accepted node serves 'nobody'")
+    assert said["unknown_version"]["message"].startswith("model_version: no accepted node serves '7' of 'texts'")
+    assert said["unknown_id"]["message"].startswith("inputs.input_ids[1]: is -1")
     assert said["unknown_parameter"]["status"] == "StatusCode.UNIMPLEMENTED"
     assert said["unknown_parameter"]["message"].startswith("parameters.beam_width: not served")
     assert "parameters.max_tokens: is no whole number" in said["not_a_number"]["message"]
     assert "(and 1 more)" in said["not_a_number"]["message"]
     assert "inputs.input_ids.shape: is [2, 4]" in said["batch"]["message"]
+
+
+def test_an_output_that_the_model_does_not_make_is_refused(said: dict[str, Any]) -> None:
+    assert said["other_outputs"]["status"] == "StatusCode.INVALID_ARGUMENT"
+    assert said["other_outputs"]["message"] == (
+        "outputs.hidden_states: is not made by 'texts', which makes text_output, output_ids, output_logprobs"
+    )
+
+
+def test_a_refusal_of_very_much_reaches_a_client_that_takes_little_metadata(said: dict[str, Any]) -> None:
+    assert said["too_many_parameters"]["status"] == "StatusCode.UNIMPLEMENTED"
+    assert "and 484 more: not served" in said["too_many_parameters"]["message"]
+
+
+def test_the_client_for_event_loops_streams_cancels_and_is_out_of_time(said: dict[str, Any]) -> None:
+    answered = said["async"]
+    name, error = answered["first"]
+    assert (name in ("a", "b"), error) == (True, None)
+    assert answered["late"] == "StatusCode.DEADLINE_EXCEEDED"
+    assert answered["again"]["parameters"]["generated_tokens"] == 2
+
+
+def test_the_pages_example_runs_as_it_stands(door: Door) -> None:
+    example, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "kserve.md").read_text(), flags=re.DOTALL)
+    example = example.replace("127.0.0.1:7600", door.suite.broker).replace("smollm2-135m", "texts")
+    done = subprocess.run([str(PYTHON), "-c", example], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()

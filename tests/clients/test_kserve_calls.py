@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Call = inference_pb2.ModelInferRequest
+LISTS = "inputs.input_ids.contents"
 
 
 def ids_call(**tensor: Any) -> Call:
@@ -79,7 +80,12 @@ def test_parameters_land_in_their_fields() -> None:
         (raw("input_ids", "INT32", [1], bytes(5)), "inputs.input_ids"),
         (raw("input_ids", "INT32", [3], bytes(8)), "inputs.input_ids"),
         (raw("input_ids", "INT64", [1], np.array([2**40], "<i8").tobytes()), "inputs.input_ids"),
-        (ids_call(contents={"int64_contents": [7, 8, 9]}), "inputs.input_ids"),
+        (ids_call(contents={"int_contents": [7, 8]}), "inputs.input_ids"),
+        (ids_call(contents={"int64_contents": [7, 8, 9]}), f"{LISTS}.int64_contents"),
+        (
+            ids_call(contents={"int_contents": [7, 8, 9], "fp32_contents": [1]}),
+            "inputs.input_ids.contents.fp32_contents",
+        ),
     ],
 )
 def test_bad_inputs_are_named(call: Call, field: str) -> None:
@@ -126,7 +132,10 @@ def test_what_is_not_served_is_refused_by_name_all_at_once() -> None:
 
 
 def test_refusals_of_the_front_door_are_told_in_the_calls_words() -> None:
-    violations = [Violation("sampling.top_p", "is 3"), Violation("prompt.text", "is too long"), Violation("x", "stays")]
-    told = in_their_words(InvalidArgumentError.of(violations))
-    assert [each.field for each in told.violations] == ["parameters.top_p", "inputs.text_input", "x"]
+    theirs = {
+        "sampling.top_p": "parameters.top_p", "prompt.text": "inputs.text_input", "x": "x", "x[1]": "x[1]",
+        "prompt.packed_token_ids[7]": "inputs.input_ids[7]", "stop[0]": "parameters.stop", "sampling": "parameters",
+    }  # fmt: skip
+    told = in_their_words(InvalidArgumentError.of([Violation(field, "is 3") for field in theirs]))
+    assert [each.field for each in told.violations] == list(theirs.values())
     assert told.message.startswith("parameters.top_p: is 3")

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -10,10 +12,13 @@ import pytest
 
 from ifabric.kserve.v2 import inference_pb2, inference_pb2_grpc
 from ifabric_client import CallError, Client, Request, RetryPolicy, Tls
+from tests.clients.test_kserve import PYTHON as TRITON
 from tests.security.secured import SecuredSuite, authorization, key
+from tests.support.processes import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -69,6 +74,19 @@ def test_kserve_calls_want_the_same_token(secured: SecuredSuite) -> None:
             refusals.append(error.code())
     assert answer.parameters["generated_tokens"].int64_param > 0
     assert refusals == [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED]
+
+
+def test_the_kserve_pages_example_of_tls_and_token_runs_as_it_stands(secured: SecuredSuite, tmp_path: Path) -> None:
+    example = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "kserve.md").read_text(), flags=re.DOTALL)[1]
+    for theirs, ours in (("127.0.0.1:7600", secured.broker.address), ("smollm2-135m", secured_engine(secured))):
+        example = example.replace(theirs, ours)
+    (tmp_path / "ca.pem").write_bytes(secured.authority.path.read_bytes())
+    (tmp_path / "token").write_text(key("acme") + "\n")
+    done = subprocess.run(
+        [str(TRITON), "-c", "import tritonclient.grpc as triton\n" + example],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def secured_engine(suite: SecuredSuite) -> str:

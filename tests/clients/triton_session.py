@@ -8,6 +8,7 @@ Prints one JSON object. Imports nothing of the suite: the client is the public o
 
 from __future__ import annotations
 
+import asyncio
 import json
 import queue
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
+import tritonclient.grpc.aio as aio
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -82,6 +84,33 @@ def stream(client: triton.InferenceServerClient) -> dict[str, list[dict[str, Any
     return said
 
 
+async def asynchronous(broker: str) -> dict[str, Any]:
+    """The client for event loops: one answer, a stream that is left, a call that is cancelled, one out of time."""
+    long = {"model_name": "texts", "inputs": [text_input("On and on")], "parameters": {"max_tokens": 256}}
+    async with aio.InferenceServerClient(broker) as client:
+
+        async def requests() -> Any:
+            for name in ("a", "b"):
+                yield {**long, "request_id": name}
+
+        answers = client.stream_infer(requests(), stream_timeout=CALL_S)
+        async for result, error in answers:
+            first = (result and result.get_response().id, error)
+            break
+        answers.cancel()
+        call = asyncio.ensure_future(client.infer(**long))
+        await client.is_server_live()
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        try:
+            await client.infer(**long, client_timeout=0.05)
+            late = "answered"
+        except InferenceServerException as error:
+            late = str(error.status())
+        again = await client.infer(**{**long, "parameters": {"max_tokens": 2}})
+        return {"first": first, "late": late, "again": facts(again)}
+
+
 def messages(found: Any, prefix: str = "") -> dict[str, dict[str, list[int]]]:
     """Number and type of each field, by message."""
     said: dict[str, dict[str, list[int]]] = {}
@@ -115,8 +144,18 @@ def main(broker: str) -> None:
             "unknown_model": refused(client, model_name="nobody", inputs=text["inputs"], parameters={"max_tokens": 1}),
             "unknown_parameter": refused(client, **text, parameters={"max_tokens": 1, "beam_width": 4}),
             "not_a_number": refused(client, **text, parameters={"max_tokens": "many", "temperature": True}),
+            "other_outputs": refused(
+                client,
+                **text,
+                outputs=[triton.InferRequestedOutput(name) for name in ("text_output", "hidden_states")],
+                parameters={"max_tokens": 1},
+            ),
+            "unknown_version": refused(client, **text, model_version="7", parameters={"max_tokens": 1}),
+            "unknown_id": refused(client, model_name="texts", inputs=[id_input([3, -1])], parameters={"max_tokens": 1}),
+            "too_many_parameters": refused(client, **text, parameters={f"{n:03}" * 20: n for n in range(500)}),
             "batch": refused(client, model_name="texts", inputs=[id_input(IDS, np.int32, [2, 4])]),
             "stream": stream(client),
+            "async": asyncio.run(asynchronous(broker)),
         }
     print(json.dumps(said))
 

@@ -29,6 +29,8 @@ _USUAL = frozenset({TEXT_OUTPUT, OUTPUT_IDS, HIDDEN_STATES})
 FINAL_WANTED = "triton_enable_empty_final_response"
 """Set by clients of streams that want a last response without output; ours always comes, so it changes nothing."""
 
+_UNSERVED_NAMED = 16
+"""Of what is not served, so many are named: an error travels in metadata, of which these clients take 8 KiB."""
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 _COUNTS = ("max_tokens",)
 _SAMPLING_COUNTS = {"top_k": (_INT32_MIN, _INT32_MAX), "seed": (0, 2**64 - 1)}
@@ -45,6 +47,8 @@ _THEIRS = {
     "prompt.text": f"inputs.{TEXT_INPUT}",
     "prompt.packed_token_ids": f"inputs.{INPUT_IDS}",
     "request_id": "id",
+    "sampling": "parameters",
+    "logprobs": f"outputs.{LOGPROBS}",
     "stop": f"parameters.{_STOP}",
     "stop[0]": f"parameters.{_STOP}",
     _SALT: f"parameters.{_SALT}",
@@ -60,6 +64,8 @@ class Call:
     request: broker_service_pb2.GenerationRequest
     outputs: frozenset[str]
     """Outputs that are wanted."""
+    asked: tuple[str, ...]
+    """Outputs that the call names; empty where it takes what there is."""
 
 
 def read(call: inference_pb2.ModelInferRequest, tenant: str) -> Call:
@@ -82,23 +88,31 @@ def read(call: inference_pb2.ModelInferRequest, tenant: str) -> Call:
     request.engine.engine_digest = call.model_version
     _read_prompt(call, request, violations)
     _read_parameters(call, request, violations)
-    outputs = frozenset(output.name for output in call.outputs) or _USUAL
+    asked = tuple(dict.fromkeys(output.name for output in call.outputs))
+    outputs = frozenset(asked) or _USUAL
     request.return_token_ids = OUTPUT_IDS in outputs
     request.logprobs = LOGPROBS in outputs
     request.omit_payload = HIDDEN_STATES not in outputs
     if violations:
         raise InvalidArgumentError.of(violations)
-    return Call(request, outputs)
+    return Call(request, outputs, asked)
 
 
 def in_their_words(error: FabricError) -> FabricError:
     """Names fields of a call where the front door named fields of the request that was made of it."""
     if not isinstance(error, InvalidArgumentError) or not error.violations:
         return error
-    renamed = [Violation(_THEIRS.get(each.field, each.field), each.description) for each in error.violations]
+    renamed = [Violation(_in_their_words(each.field), each.description) for each in error.violations]
     told = InvalidArgumentError.of(renamed)
     told.reason, told.metadata = error.reason, error.metadata
     return told
+
+
+def _in_their_words(field: str) -> str:
+    if field in _THEIRS:
+        return _THEIRS[field]
+    path, bracket, place = field.partition("[")
+    return _THEIRS[path] + bracket + place if path in _THEIRS else field
 
 
 def _refuse_unserved(call: inference_pb2.ModelInferRequest) -> None:
@@ -112,10 +126,12 @@ def _refuse_unserved(call: inference_pb2.ModelInferRequest) -> None:
     for kind, tensors in (("inputs", call.inputs), ("outputs", call.outputs)):
         unserved += [f"{kind}.{each.name[:64]}.parameters" for each in tensors if each.parameters]
     if unserved:
+        named, more = unserved[:_UNSERVED_NAMED], len(unserved) - _UNSERVED_NAMED
+        others = f" and {more} more" if more > 0 else ""
         raise UnimplementedError(
-            f"{', '.join(unserved[:16])}: not served; parameters are {', '.join(sorted(KNOWN - {FINAL_WANTED}))}, "
+            f"{', '.join(named)}{others}: not served; parameters are {', '.join(sorted(KNOWN - {FINAL_WANTED}))}, "
             f"outputs are {', '.join(sorted(OUTPUTS))}",
-            violations=tuple(Violation(field, "is not served") for field in unserved),
+            violations=tuple(Violation(field, "is not served") for field in named),
         )
 
 

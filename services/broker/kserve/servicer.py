@@ -8,16 +8,18 @@ from contextlib import aclosing
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Protocol
 
+from google.rpc import code_pb2
+
 from ifabric.broker.v1 import broker_service_pb2
 from ifabric.kserve.v2 import inference_pb2, inference_pb2_grpc
 from services.broker.kserve.answers import describe, last, piece, whole
 from services.broker.kserve.calls import Call, in_their_words, read
 from services.common import logs, reasons
-from services.common.errors import FabricError, NotFoundError
+from services.common.errors import FabricError, InvalidArgumentError, NotFoundError, Violation
 from services.common.security import current_caller
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
     from contextlib import AbstractAsyncContextManager
 
     import grpc
@@ -94,32 +96,63 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         """See the proto."""
         engines = self._engines(request.name, request.version)
         if not engines:
-            known = ", ".join(sorted({each.contract.engine_id for each in self._catalog.engines() if each.node_ids}))
-            raise NotFoundError(
-                f"name: no accepted node serves {request.name[:128]!r}; served are: {known or 'none'}",
-                reason=reasons.ENGINE_UNKNOWN,
-            )
+            raise self._unknown(request.name, request.version)
         return describe(engines)
 
     async def ModelInfer(
         self, request: inference_pb2.ModelInferRequest, context: Context
     ) -> inference_pb2.ModelInferResponse:
         """See the proto."""
-        call = read(request, _tenant())
         try:
+            call = self._read(request)
             async with self._live(call.request, stream=False) as live:
                 return whole(call, await live.result())
         except FabricError as error:
-            raise in_their_words(error) from error
+            raise self._told(request, error) from error
 
     async def ModelStreamInfer(
         self, request_iterator: AsyncIterator[inference_pb2.ModelInferRequest], context: Context
     ) -> AsyncIterator[inference_pb2.ModelStreamInferResponse]:
         """See the proto."""
-        stream = _Stream(self._live, self._draining)
+        stream = _Stream(self._live, self._draining, self._read, self._told)
         async with aclosing(stream.responses(request_iterator)) as responses:
             async for response in responses:
                 yield response
+
+    def _read(self, request: inference_pb2.ModelInferRequest) -> Call:
+        """Turns a call into a request, of outputs that its model makes.
+
+        Raises:
+            FabricError: see `read`.
+            InvalidArgumentError: the call names outputs that the model does not make.
+        """
+        call = read(request, _tenant())
+        engines = self._engines(request.model_name, request.model_version)
+        if engines and call.asked:
+            made = [output.name for output in describe(engines).outputs]
+            lacking = [name for name in call.asked if name not in made]
+            if lacking:
+                why = f"is not made by {request.model_name[:128]!r}, which makes {', '.join(made)}"
+                raise InvalidArgumentError.of([Violation(f"outputs.{name}", why) for name in lacking])
+        return call
+
+    def _told(self, request: inference_pb2.ModelInferRequest, error: FabricError) -> FabricError:
+        """The same error in the words of the protocol."""
+        if error.reason == reasons.ENGINE_UNKNOWN:
+            return self._unknown(request.model_name, request.model_version, "model_")
+        return in_their_words(error)
+
+    def _unknown(self, name: str, version: str, prefix: str = "") -> NotFoundError:
+        """The refusal of a model, or version of one, that nobody serves; `prefix` is that of the message's fields."""
+        served = [engine for engine in self._catalog.engines() if engine.node_ids]
+        versions = sorted(engine.digest for engine in served if engine.contract.engine_id == name)
+        if versions:
+            why = f"{prefix}version: no accepted node serves {version[:128]!r} of {name[:128]!r}; served are: "
+            return NotFoundError(why + ", ".join(versions[:16]), reason=reasons.ENGINE_UNKNOWN)
+        names = ", ".join(sorted({engine.contract.engine_id for engine in served})[:16]) or "none"
+        return NotFoundError(
+            f"{prefix}name: no accepted node serves {name[:128]!r}; served are: {names}", reason=reasons.ENGINE_UNKNOWN
+        )
 
     def _engines(self, name: str, version: str) -> list[CatalogEngine]:
         return [
@@ -135,11 +168,21 @@ class _Stream:
     Args:
         live: Runs live calls.
         draining: Ends the reading.
+        read_call: Turns a message into a request.
+        told: Turns an error of a message into the protocol's words.
     """
 
-    def __init__(self, live: Live, draining: asyncio.Event) -> None:
+    def __init__(
+        self,
+        live: Live,
+        draining: asyncio.Event,
+        read_call: Callable[[inference_pb2.ModelInferRequest], Call],
+        told: Callable[[inference_pb2.ModelInferRequest, FabricError], FabricError],
+    ) -> None:
         self._live = live
         self._draining = draining
+        self._read_call = read_call
+        self._told = told
         self._places = asyncio.Semaphore(AT_ONCE)
         self._answers: asyncio.Queue[inference_pb2.ModelStreamInferResponse | None] = asyncio.Queue(_RESPONSES_WAITING)
         self._calls: set[asyncio.Task[None]] = set()
@@ -194,15 +237,16 @@ class _Stream:
     async def _run(self, request: inference_pb2.ModelInferRequest) -> None:
         """Runs one request; its failure is its own answer."""
         try:
-            call = read(request, _tenant())
+            call = self._read_call(request)
             async with self._live(call.request, stream=True) as live, aclosing(live.events()) as events:
                 await self._pass_on(call, events)
         except FabricError as error:
-            await self._tell(request, in_their_words(error).message)
+            told = self._told(request, error)
+            await self._tell(request, f"{code_pb2.Code.Name(code_pb2.Code.ValueType(told.code))}: {told.message}")
         except Exception:
             # What is not an error of ours must not end the stream's other requests, nor tell what it found.
             _log.exception("request.failed", request_id=request.id[:128])
-            await self._tell(request, "internal error")
+            await self._tell(request, "INTERNAL: internal error")
 
     async def _pass_on(self, call: Call, events: AsyncIterator[broker_service_pb2.GenerateStreamResponse]) -> None:
         started = broker_service_pb2.Started()
@@ -215,7 +259,9 @@ class _Stream:
             await self._answers.put(inference_pb2.ModelStreamInferResponse(infer_response=made))
 
     async def _tell(self, request: inference_pb2.ModelInferRequest, why: str) -> None:
-        answer = inference_pb2.ModelStreamInferResponse(error_message=why)
+        # tritonclient hands on the message alone: it says which of the stream's requests failed.
+        whose = f"request {request.id[:128]!r}: " if request.id else ""
+        answer = inference_pb2.ModelStreamInferResponse(error_message=whose + why)
         answer.infer_response.id = request.id
         answer.infer_response.model_name = request.model_name
         await self._answers.put(answer)

@@ -43,6 +43,8 @@ DATATYPES: dict[int, str] = {
 """The protocol's names for number formats of payloads."""
 _ID_TYPES: dict[str, tuple[str, int]] = {"INT32": ("<i4", 4), "INT64": ("<i8", 8)}
 """Number format and bytes of a value, by the protocol's name."""
+_LISTS = {"BYTES": "bytes_contents", "INT32": "int_contents", "INT64": "int64_contents"}
+"""Where values of a type stand in `contents`."""
 _LENGTH = struct.Struct("<I")
 _INT32 = np.iinfo(np.int32)
 
@@ -99,6 +101,8 @@ def read_text(
     if shape not in ([1], [1, 1]):
         violations.append(Violation(f"{field}.shape", f"is {shape[:8]}; a call is one request: [1] or [1, 1]"))
         return ""
+    if raw is None and _misplaced(tensor, violations):
+        return ""
     elements = list(tensor.contents.bytes_contents) if raw is None else _elements(raw)
     if elements is None or len(elements) != 1:
         count = "cannot be read as elements with lengths" if elements is None else f"has {len(elements)} elements"
@@ -131,9 +135,9 @@ def read_ids(
         violations.append(Violation(f"{field}.shape", f"is {shape[:8]}; a call is one request: [n] or [1, n]"))
         return b""
     if raw is None:
-        contents = tensor.contents
-        listed = contents.int_contents if tensor.datatype == "INT32" else contents.int64_contents
-        ids = np.array(listed, dtype=dtype)
+        if _misplaced(tensor, violations):
+            return b""
+        ids = np.array(getattr(tensor.contents, _LISTS[tensor.datatype]), dtype=dtype)
     elif len(raw) % size:
         violations.append(Violation(field, f"has {len(raw)} bytes; a value has {size}"))
         return b""
@@ -147,6 +151,17 @@ def read_ids(
         return b""
     packed: bytes = ids.astype("<i4", copy=False).tobytes()
     return packed
+
+
+def _misplaced(tensor: inference_pb2.ModelInferRequest.InferInputTensor, violations: list[Violation]) -> bool:
+    """Whether `contents` has values in a list that is not the type's; those are named, and would be left out."""
+    right = _LISTS[tensor.datatype]
+    wrong = [descriptor.name for descriptor, _ in tensor.contents.ListFields() if descriptor.name != right]
+    violations += [
+        Violation(f"inputs.{tensor.name}.contents.{name}", f"is set; {tensor.datatype} values stand in {right}")
+        for name in wrong
+    ]
+    return bool(wrong)
 
 
 def _elements(raw: bytes) -> list[bytes] | None:
