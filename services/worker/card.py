@@ -7,6 +7,7 @@ may use. For any other engine the accelerators are read through NVML, as far as 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def accelerators() -> list[Accelerator]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        _log.info("card.no_driver", why=str(error))
+        _say_no_driver(str(error))
         return []
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -95,6 +96,12 @@ def accelerators() -> list[Accelerator]:
         ]
     finally:
         pynvml.nvmlShutdown()
+
+
+@functools.cache
+def _say_no_driver(why: str) -> None:
+    """Says it once: a worker that is refused looks for its cards several times a second."""
+    _log.info("card.no_driver", why=why)
 
 
 def memory_bytes(limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
