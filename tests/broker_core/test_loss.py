@@ -157,6 +157,7 @@ def test_a_row_that_kills_its_worker_is_quarantined_after_two_kills_alone() -> N
         if name == "r7":
             assert isinstance(sink.end, FailedPreconditionError)
             assert sink.end.reason == reasons.QUARANTINED
+            assert bench.decision.requests.counters.quarantined == 1
         else:
             assert isinstance(sink.end, WorkEnd)
 
@@ -226,6 +227,7 @@ def test_an_engine_fault_is_looked_into_and_told_in_the_end() -> None:
     assert isinstance(sinks["r1"].end, InternalError)
     assert isinstance(sinks["r0"].end, WorkEnd)
     assert isinstance(sinks["r2"].end, WorkEnd)
+    assert bench.decision.requests.counters.quarantined == 0, "nothing died"
 
 
 def test_an_invalid_request_is_not_tried_again() -> None:

@@ -104,7 +104,8 @@ class Recovery:
             entry.losses += 1
             entry.losses_alone += alone
         if entry.losses_alone >= QUARANTINE_AT:
-            self._requests.counters.quarantined += 1
+            # An engine that says no is an answer, not a death.
+            self._requests.counters.quarantined += verdict is None
             self._requests.end(
                 entry,
                 verdict
