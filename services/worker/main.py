@@ -163,15 +163,12 @@ class Worker:
         """Reads the engine's counters, again and again, and tells whom they concern."""
         shown: Stats | None = None
         shown_at = 0.0
-        standing = False
         while self._host.loaded:
             stats = self._host.stats()
             against = progress.observe(
                 stats, poll_age_s=self._host.poll_age_s, now_s=time.monotonic(), period_s=PULSE_S
             )
-            if against is not None and not standing:
-                self._metrics.stalled()
-            standing = against is not None
+            self._metrics.standing(against is not None)
             await self._health.set("progress", against)
             self._metrics.update(stats)
             if shown is None or _moved(shown, stats) or time.monotonic() - shown_at >= SIGN_OF_LIFE_S:

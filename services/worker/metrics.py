@@ -59,8 +59,10 @@ class EngineMetrics:
         self._load_s = 0.0
         self.streams = telemetry.up_down(names.WORKER_STREAMS)
         """Open Execute streams."""
-        self.stalls = telemetry.counter(names.ENGINE_STALLS)
-        """Times that the engine was found standing still."""
+        self._stalls = 0
+        self._stalled = False
+        telemetry.observe(names.ENGINE_STALLS, self._plain(lambda _stats: self._stalls))
+        telemetry.observe(names.ENGINE_STALLED, self._plain(lambda _stats: int(self._stalled)))
         for metric, read in _PLAIN.items():
             telemetry.observe(metric, self._plain(read))
         for metric, (label, reads) in _SPLIT.items():
@@ -70,15 +72,15 @@ class EngineMetrics:
     def loaded(self, engine_id: str, description: EngineDescription) -> None:
         """Names the engine that the readings to come are of."""
         self._engine, self._load_s = engine_id, description.load_ms / 1000
-        self.stalls.add(0, {"engine": engine_id})  # a counter that begins with its first event hides that event
 
     def update(self, stats: Stats) -> None:
         """Takes a reading in."""
         self._stats = stats
 
-    def stalled(self) -> None:
-        """Counts one stall."""
-        self.stalls.add(1, {"engine": self._engine})
+    def standing(self, stalled: bool) -> None:
+        """Takes in whether the engine stands still; its first time counts as one stall, until it moves again."""
+        self._stalls += stalled and not self._stalled
+        self._stalled = stalled
 
     def _plain(self, read: Callable[[Stats], float]) -> Callable[[], Readings]:
         def readings() -> Readings:

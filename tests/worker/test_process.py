@@ -239,6 +239,7 @@ async def test_work_that_stands_still_is_not_serving_until_it_moves_again(
             await healthy(stalls, "NOT_SERVING")
             assert await health(stalls.address, "engine/simulated-test") == "NOT_SERVING"
             assert await health(stalls.address, "liveness") == "SERVING"
+            assert 'ifabric_worker_engine_stalled{engine="simulated-test"} 1.0' in metrics_of(stalls)
             assert await health(waits.address) == "SERVING"
             await one.finish_of(1)
             await healthy(stalls)
@@ -246,6 +247,7 @@ async def test_work_that_stands_still_is_not_serving_until_it_moves_again(
             await other.finish_of(2)
         assert not waits.logs("health.changed")[1:], "it was never anything but serving once it was loaded"
         assert 'ifabric_worker_engine_stalls_total{engine="simulated-test"} 1.0' in metrics_of(stalls)
+        assert 'ifabric_worker_engine_stalled{engine="simulated-test"} 0.0' in metrics_of(stalls)
 
 
 async def test_an_engine_that_fails_ends_the_process_after_handing_everything_back(

@@ -142,6 +142,13 @@ ENGINE_HELD_BACK = Metric(
     "1 while the engine takes no step because its events are not taken off it.",
     ("engine",),
 )
+ENGINE_STALLED = Metric(
+    "ifabric.worker.engine.stalled",
+    Kind.GAUGE,
+    "{engine}",
+    "1 while work stands still for longer than the longest step and the slack allow.",
+    ("engine",),
+)
 ENGINE_STALLS = Metric(
     "ifabric.worker.engine.stalls",
     Kind.COUNTER,
