@@ -86,6 +86,8 @@ class Soak:
         self._stop = asyncio.Event()
         lasting = {"broker": fabric.brokers[0], "provisioner": fabric.provisioner, "worker": fabric.workers[0]}
         self._sizes = Sizes({name: service.process.pid for name, service in lasting.items() if service.process})
+        self._warm_at = 0
+        """Requests that had ended when the warm-up had."""
         self.tally = Tally()
 
     def stop(self) -> None:
@@ -116,6 +118,7 @@ class Soak:
             await asyncio.wait(streams, timeout=0.5)
             if not self._sizes.warm and not self._stop.is_set() and self._warm():
                 self._sizes.warmed_up()
+                self._warm_at = self.tally.ended
             if self._progress() >= 1.0 and over_s == float("inf"):
                 over_s = time.monotonic() + DRAIN_S
             if time.monotonic() >= due_s:
@@ -235,7 +238,11 @@ class Soak:
     def figures(self) -> dict[str, Any]:
         """What there is to say so far."""
         took_s = self._took_s if self._took_s is not None else time.monotonic() - self._began
-        return self.tally.figures(took_s) | {"at_rest": self._at_rest, "processes": self._sizes.figures()}
+        return self.tally.figures(took_s) | {
+            "at_rest": self._at_rest,
+            "since_warm_up": self.tally.ended - self._warm_at,
+            "processes": self._sizes.figures(),
+        }
 
 
 async def soak(

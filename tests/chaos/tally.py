@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from engines.simulated import SimulatedEngine, Simulation
 from ifabric.engine.v1 import generation_pb2
-from services.common.errors import FabricError, UnavailableError
+from services.common import reasons
+from services.common.errors import FabricError
 from tests.chaos.client import result_of
 from tests.chaos.sizes import grown
 from tests.jobs.running import ENGINE
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 CHECK_ONE_IN = 16
 """How many finished requests are compared token by token: the comparison costs more than the request."""
+PUT_OFF_SHARE = 0.01
+"""Most requests, of all, that may be told to come again: the door may have nobody for a moment where workers die."""
 KEPT = 20
 """Sentences about wrong answers that are kept."""
 
@@ -34,6 +37,8 @@ class Tally:
     lost: int = 0
     left: int = 0
     """Requests whose client went away before their outcome came."""
+    put_off: int = 0
+    """Good requests that were refused before they were taken, and told to come again."""
     wrong: int = 0
     sentences: list[str] = field(default_factory=list)
     deaths: int = 0
@@ -65,9 +70,13 @@ class Tally:
         result = result_of(outcome)
         if isinstance(result, FabricError):
             self.outcomes[result.reason] += 1
-            good = made.max_tokens > 0
-            if good and not isinstance(result, UnavailableError):
+            if made.max_tokens > 0 and result.reason == reasons.UNAVAILABLE and result.retry_after_s is not None:
+                self.put_off += 1
+            elif made.max_tokens > 0 or result.reason != reasons.INVALID_FIELDS:
                 self.complain(f"{outcome.request_id}: {result.reason}: {result.message}")
+            return
+        if made.max_tokens == 0:
+            self.complain(f"{outcome.request_id}: a wrong request was served")
             return
         (sample,) = result.samples
         if sample.finish_reason == generation_pb2.FINISH_REASON_CANCELLED:
@@ -92,6 +101,7 @@ class Tally:
             "lost": self.lost,
             "doubled": self.doubled,
             "wrong": self.wrong,
+            "put_off": self.put_off,
             "left_by_clients": self.left,
             "unanswered": self.sent - self.ended - self.lost - self.left,
             "checked_token_by_token": self.checked,
@@ -108,4 +118,6 @@ def faults(figures: dict[str, Any]) -> list[str]:
         found.append("the suite did not come to rest: workers missing, or work under way that nobody waits for")
     if not figures["processes"]:
         found.append("memory and descriptors were not compared: the run ended in its warm-up")
-    return found + grown(figures["processes"])
+    if figures["put_off"] > PUT_OFF_SHARE * figures["requests"]:
+        found.append(f"{figures['put_off']} good requests were told to come again; at most {PUT_OFF_SHARE:.0%} may be")
+    return found + grown(figures["processes"], figures["since_warm_up"])

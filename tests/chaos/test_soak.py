@@ -9,16 +9,24 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
+from engines.simulated import SimulatedEngine, Simulation
+from ifabric.broker.v1 import broker_service_pb2
+from ifabric.engine.v1 import generation_pb2
+from services.common import reasons
+from services.common.errors import UnavailableError, to_status
+from tests.chaos.client import request
 from tests.chaos.sizes import Sizes, grown
 from tests.chaos.soak import cores_of, main
 from tests.chaos.soaking import soak
-from tests.chaos.tally import faults
+from tests.chaos.tally import CHECK_ONE_IN, Tally, faults
 from tests.chaos.together import Suite, table, together
+from tests.jobs.running import ENGINE
 from tests.support.processes import ROOT, environment
 from tests.support.suite import all_gone
 from tests.support.waiting import block_until
@@ -29,7 +37,8 @@ if TYPE_CHECKING:
 PROCESS: dict[str, Any] = {"growth_mb": 1.0, "late_growth_mb": 0.5, "most_mb": 90.0, "descriptors_more": 2}
 GOOD: dict[str, Any] = {
     "requests": 100, "seconds": 10.0, "requests_a_second": 10, "outcomes": {"finished": 99, "cancelled": 1},
-    "lost": 0, "doubled": 0, "wrong": 0, "left_by_clients": 0, "unanswered": 0, "checked_token_by_token": 6,
+    "lost": 0, "doubled": 0, "wrong": 0, "put_off": 1, "since_warm_up": 75,
+    "left_by_clients": 0, "unanswered": 0, "checked_token_by_token": 6,
     "worker_deaths": 2, "at_rest": True, "processes": {"broker": PROCESS}, "sentences": [],
 }  # fmt: skip
 
@@ -51,12 +60,53 @@ def test_a_good_run_has_no_faults() -> None:
         ("unanswered", 1),
         ("at_rest", False),
         ("processes", {}),
-        ("processes", {"broker": {**PROCESS, "growth_mb": 500.0}}),
+        ("put_off", 2),
+        ("processes", {"broker": {**PROCESS, "growth_mb": 8.1}}),
         ("processes", {"broker": {**PROCESS, "descriptors_more": 100}}),
     ],
 )
 def test_a_run_that_lost_doubled_or_grew_is_found(what: str, figure: Any) -> None:
     assert len(faults({**GOOD, what: figure})) == 1
+
+
+@pytest.mark.parametrize(("requests", "most"), [(75, 8.0), (200_000, 16.0), (10_000_000, 40.0)])
+def test_a_process_may_grow_by_so_much_a_request_and_no_further(requests: int, most: float) -> None:
+    for growth, found in ((most, 0), (most + 0.1, 1)):
+        assert len(grown({"worker": {**PROCESS, "growth_mb": growth}}, requests)) == found
+
+
+def outcome(*tokens: int, **failed: Any) -> broker_service_pb2.RequestOutcome:
+    made = broker_service_pb2.RequestOutcome(request_id="r")
+    if failed:
+        made.failed.CopyFrom(to_status(UnavailableError("away", **failed)))
+    else:
+        made.finished.samples.add(token_ids=tokens, finish_reason=generation_pb2.FINISH_REASON_LENGTH)
+    return made
+
+
+GOOD_REQUEST, WRONG_REQUEST = request("r", [1, 2], 1), request("r", [1, 2], 0)
+RIGHT = Simulation(SimulatedEngine(**ENGINE)).tokens([1, 2], 1)
+
+
+@pytest.mark.parametrize(
+    ("made", "came", "counts"),
+    [
+        (GOOD_REQUEST, outcome(*RIGHT), (0, 0, 0)),
+        (GOOD_REQUEST, outcome(RIGHT[0] ^ 1), (0, 1, 0)),
+        (GOOD_REQUEST, outcome(reason=reasons.UNAVAILABLE, retry_after_s=1.0), (0, 0, 1)),
+        (GOOD_REQUEST, outcome(reason=reasons.UNAVAILABLE), (0, 1, 0)),
+        (GOOD_REQUEST, outcome(reason=reasons.WORKER_LOST, retry_after_s=1.0), (0, 1, 0)),
+        (WRONG_REQUEST, outcome(reason=reasons.INVALID_FIELDS), (0, 0, 0)),
+        (WRONG_REQUEST, outcome(reason=reasons.UNAVAILABLE, retry_after_s=1.0), (0, 1, 0)),
+        (WRONG_REQUEST, outcome(*RIGHT), (0, 1, 0)),
+        (None, outcome(*RIGHT), (1, 0, 0)),
+    ],
+    ids=["right", "other tokens", "put off", "given up", "lost", "refused", "refused otherwise", "served", "twice"],
+)
+def test_an_outcome_that_may_not_be_is_counted(made: Any, came: Any, counts: tuple[int, int, int]) -> None:
+    tally = Tally(outcomes=Counter(finished=CHECK_ONE_IN - 1))  # the next one is compared token by token
+    tally.take(made, came, frozenset())
+    assert (tally.doubled, tally.wrong, tally.put_off) == counts
 
 
 def test_what_a_process_grows_by_is_measured_from_its_warm_up() -> None:
@@ -73,7 +123,7 @@ def test_what_a_process_grows_by_is_measured_from_its_warm_up() -> None:
     figures = sizes.figures()["this"]
     assert figures["descriptors_more"] == 30
     assert figures["growth_mb"] >= len(held) / 1e6 - 1
-    assert len(grown({"this": figures})) == 2
+    assert len(grown({"this": figures}, 1000)) == 2
 
 
 def test_suites_are_summed_up_and_the_worst_of_each_process_is_told() -> None:

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SUMMED = (
-    "requests", "lost", "doubled", "wrong", "left_by_clients", "unanswered", "checked_token_by_token", "worker_deaths",
+    "requests", "lost", "doubled", "wrong", "put_off", "left_by_clients", "unanswered",
+    "checked_token_by_token", "worker_deaths",
 )  # fmt: skip
 COLUMNS = ("growth_mb", "late_growth_mb", "most_mb", "descriptors_more")
 
