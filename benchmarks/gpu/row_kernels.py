@@ -4,8 +4,9 @@
     python3 -m benchmarks.gpu.row_kernels BUILD/plugins/libifab_plugins.so
 
 Needs PyTorch, the library and a card; no TensorRT. A result is right where it is what the same roundings of exact
-arithmetic give, or in one value of a hundred at most its neighbour; sums are equal to the bit. The exit status is 1
-where a case is wrong. Times are medians, rows of 4,096 values for norms and 11,008 for gated units.
+arithmetic give, or in one value of a hundred at most its neighbour (in bfloat16 the next but one, since a normed value
+that is rounded to its own neighbour is then multiplied); sums are equal to the bit. The exit status is 1 where a case is
+wrong. Times are medians, rows of 4,096 values for norms and 11,008 for gated units.
 """
 
 from __future__ import annotations
@@ -128,8 +129,9 @@ def wrong(kernels: Kernels, case: Case) -> bool:
     else:
         got, want = (tensor.view(torch.int16).int() for tensor in (on.output, exact.float().to(torch.bfloat16)))
     steps = (got - want).abs()
-    next_to = (steps == 1).float().mean().item()
-    bad = int(steps.max()) > 1 or next_to > max(NEIGHBOURS, 1.5 / steps.numel())
+    next_to = (steps > 0).float().mean().item()
+    furthest = 2 if case.kind == "norm" and case.scale == 0.0 else 1
+    bad = int(steps.max()) > furthest or next_to > max(NEIGHBOURS, 1.5 / steps.numel())
     bad = bad or (total is not None and not torch.equal(on.total, total))
     print(f"{'WRONG' if bad else 'ok   '} neighbours {next_to:.4%} furthest {int(steps.max())}  {case}", flush=True)
     return bad
