@@ -5,8 +5,8 @@
 
 Needs PyTorch, the library and a card; no TensorRT. A result is right where it is what the same roundings of exact
 arithmetic give, or in one value of a hundred at most its neighbour (in bfloat16 the next but one, since a normed value
-that is rounded to its own neighbour is then multiplied); sums are equal to the bit. The exit status is 1 where a case is
-wrong. Times are medians, rows of 4,096 values for norms and 11,008 for gated units.
+that is rounded to its own neighbour is then multiplied); sums are equal to the bit. The exit status is 1 where a case
+is wrong. Times are medians, rows of 4,096 values for norms and 11,008 for gated units.
 """
 
 from __future__ import annotations
