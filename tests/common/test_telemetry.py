@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import socket
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ from opentelemetry import trace
 
 from services.common.errors import StartError
 from services.common.telemetry import Kind, Metric, Telemetry, names, propagation
+from services.common.telemetry.endpoint import CONNECTIONS
 from tests.support.collector import collecting
 
 if TYPE_CHECKING:
@@ -58,6 +61,19 @@ def test_the_endpoint_takes_a_free_port_and_shows_what_was_recorded(telemetry: T
     ):
         assert line in text
     assert "otel_scope" not in text
+
+
+def test_connections_that_hold_on_give_way_to_a_scrape(telemetry: Telemetry) -> None:
+    """More than there are places for, each of which always has a little more to say."""
+    address = telemetry.serve_metrics("127.0.0.1:0")
+    host, _, port = address.rpartition(":")
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection((host, int(port)), 5)) for _ in range(CONNECTIONS + 8)]
+        for letter in b"GET /met":
+            for connection in slow:
+                with contextlib.suppress(OSError):  # some have given way
+                    connection.send(bytes([letter]))
+            assert "ifabric_process_info" in scrape(address)
 
 
 def test_two_telemetries_do_not_mix(telemetry: Telemetry) -> None:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Prometheus endpoint: HTTP, or HTTPS for peers with a certificate; bounded, so that it cannot be held open.
 
-A thread serves each connection, at most `CONNECTIONS` at a time; a further one is closed at once, and Prometheus comes
-again. A connection that says nothing for `PATIENCE_S` is closed.
+A thread serves each connection, at most `CONNECTIONS` at a time. A further one takes the place of the oldest: a scrape
+is over in milliseconds, so what has been there longest is somebody who holds on. A connection that says nothing for
+`PATIENCE_S` is closed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import socket
 import ssl
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from services.common.security import Credentials
     from services.common.security.certificates import Bundle
 
-CONNECTIONS = 16
+CONNECTIONS = 64
 PATIENCE_S = 10.0
 
 
@@ -66,47 +69,73 @@ class _Tls:
         self._bundle = credentials.current()
         self._context = _context(self._bundle)
 
-    def wrap(self, connection: socket.socket) -> socket.socket:
-        """Shakes hands; the connection's own time limit holds."""
+    def wrap(self, connection: socket.socket) -> ssl.SSLSocket:
+        """Returns the connection under TLS, hands not yet shaken."""
         with self._lock:
             bundle = self._credentials.current()
             if bundle is not self._bundle:
                 self._bundle, self._context = bundle, _context(bundle)
             context = self._context
-        return context.wrap_socket(connection, server_side=True)
+        return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
 
 
 class _Server(WSGIServer):
-    """One thread a connection, as long as there are not too many."""
+    """One thread a connection; the oldest gives way where there are too many."""
 
+    request_queue_size = 128
     tls: _Tls | None = None
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._places = threading.BoundedSemaphore(CONNECTIONS)
+        self._lock = threading.Lock()
+        self._places = itertools.count()
+        self._held: dict[int, socket.socket] = {}
+        """Open connections by place, the oldest first. One is closed once it has left, under the lock: nobody cuts off
+        whoever gets its descriptor next."""
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serves a connection on a thread of its own, or closes it."""
-        if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        """Serves a connection on a thread of its own."""
+        with self._lock:
+            if len(self._held) >= CONNECTIONS:
+                _cut(self._held.pop(next(iter(self._held))))
+            place = next(self._places)
+            self._held[place] = request
         try:
-            threading.Thread(target=self._serve, args=(request, client_address), daemon=True).start()
+            threading.Thread(target=self._serve, args=(place, request, client_address), daemon=True).start()
         except RuntimeError:  # the machine has no thread left
-            self._places.release()
-            self.shutdown_request(request)
+            self._let_go(place, request)
 
-    def _serve(self, request: Any, client_address: Any) -> None:
+    def _serve(self, place: int, request: Any, client_address: Any) -> None:
         try:
             request.settimeout(PATIENCE_S)
             if self.tls is not None:
-                request = self.tls.wrap(request)
+                request = self._under_tls(self.tls, place, request)
+                request.do_handshake()
             self.finish_request(request, client_address)
         except (OSError, ValueError):  # gone, too slow, or no HTTP: its own business
             pass
         finally:
-            self.shutdown_request(request)
-            self._places.release()
+            self._let_go(place, request)
+
+    def _under_tls(self, tls: _Tls, place: int, request: socket.socket) -> ssl.SSLSocket:
+        """The same connection in another object, which has its descriptor from now on."""
+        with self._lock:
+            wrapped = tls.wrap(request)
+            if place in self._held:
+                self._held[place] = wrapped
+            return wrapped
+
+    def _let_go(self, place: int, request: Any) -> None:
+        with self._lock:
+            self._held.pop(place, None)
+        self.shutdown_request(request)
+
+
+def _cut(connection: socket.socket) -> None:
+    """Ends a connection that another thread works on; that thread closes it."""
+    with contextlib.suppress(OSError):
+        # Of the socket itself: TLS would let go of its state, which the other thread may be using.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 class _Server6(_Server):
@@ -129,7 +158,7 @@ def _context(bundle: Bundle) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=bundle.authorities.decode("ascii"))
+    context.load_verify_locations(cadata=bundle.authorities.decode("ascii", "ignore"))  # comments may be in any tongue
     descriptor = os.memfd_create("certificate")
     try:
         os.write(descriptor, bundle.key + b"\n" + bundle.certificate)
