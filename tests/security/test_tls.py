@@ -6,6 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import ssl
+import time
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -123,7 +126,7 @@ async def test_new_files_come_into_force_with_the_next_connection_and_break_no_c
         await wait_until(lambda: retired.closed, what="the old connection is closed after its last call")
 
 
-@pytest.mark.parametrize("harm", ["half", "garbage", "gone", "ended"])
+@pytest.mark.parametrize("harm", ["half", "garbage", "gone", "ended", "early"])
 def test_a_set_that_cannot_be_used_leaves_the_old_one_in_force(tmp_path: Path, harm: str) -> None:
     ours, clock = Authority(tmp_path), Clock()
     identity = ours.issue("worker")
@@ -139,6 +142,8 @@ def test_a_set_that_cannot_be_used_leaves_the_old_one_in_force(tmp_path: Path, h
             identity.files.key.unlink()
         case "ended":
             ours.issue("worker", lives=datetime.timedelta(seconds=-1))
+        case "early":
+            ours.issue("worker", begins=datetime.timedelta(hours=1))
     clock.now += module.CHECK_S
     with captured_logs() as lines:
         assert credentials.current() is before
@@ -148,6 +153,36 @@ def test_a_set_that_cannot_be_used_leaves_the_old_one_in_force(tmp_path: Path, h
     ours.issue("worker")
     clock.now += module.CHECK_S
     assert credentials.current() is not before
+
+
+def test_a_certificate_is_taken_when_its_time_comes(tmp_path: Path) -> None:
+    ours, clock = Authority(tmp_path), Clock()
+    later = [0.0]
+    credentials = Credentials(ours.issue("worker").files, clock=clock, now=lambda: time.time() + later[0])
+    before = credentials.current()
+    ours.issue("worker", begins=datetime.timedelta(hours=1))
+    for _ in range(3):
+        clock.now += module.CHECK_S
+        assert credentials.current() is before
+    assert credentials.failures == 1, "it is told once"
+    later[0] = 3601.0
+    clock.now += module.CHECK_S
+    assert credentials.current() is not before
+    assert (credentials.reloads, credentials.failures) == (1, 1)
+
+
+def test_metrics_are_served_whatever_is_written_beside_the_certificates(tmp_path: Path) -> None:
+    ours = Authority(tmp_path)
+    files = ours.issue("worker").files
+    files.authorities.write_bytes("# Autorité de l'équipe\n".encode() + files.authorities.read_bytes())
+    telemetry = Telemetry("test")
+    address = telemetry.serve_metrics("127.0.0.1:0", credentials=Credentials(files))
+    context = ssl.create_default_context(cafile=str(ours.path))
+    context.load_cert_chain(files.certificate, files.key)
+    url = f"https://{address.replace('127.0.0.1', 'localhost')}/metrics"
+    with urllib.request.urlopen(url, timeout=5, context=context) as answer:
+        assert b"ifabric_process_info" in answer.read()
+    telemetry.close()
 
 
 @pytest.mark.parametrize(

@@ -57,13 +57,20 @@ class Authority:
         self.path = folder / f"{name}.pem"
         self.path.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, role: str, *, names: tuple[str, ...] = (), lives: datetime.timedelta = _DAY) -> Identity:
+    def issue(
+        self,
+        role: str,
+        *,
+        names: tuple[str, ...] = (),
+        lives: datetime.timedelta = _DAY,
+        begins: datetime.timedelta = -_DAY,
+    ) -> Identity:
         """Issues a certificate with the DNS name `<role>.ifabric` and `localhost`, over the role's last one."""
         key = ec.generate_private_key(ec.SECP256R1())
         every = [x509.DNSName(name) for name in (f"{role}.ifabric", "localhost", *names)]
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, role)])
         certificate = (
-            self._builder(subject, key.public_key(), lives)
+            self._builder(subject, key.public_key(), lives, begins)
             .add_extension(x509.SubjectAlternativeName(every), critical=False)
             .sign(self._key, hashes.SHA256())
         )
@@ -76,7 +83,11 @@ class Authority:
         return Identity(files)
 
     def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, lives: datetime.timedelta
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePublicKey,
+        lives: datetime.timedelta,
+        begins: datetime.timedelta = -_DAY,
     ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
@@ -85,7 +96,7 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _DAY)
+            .not_valid_before(now + begins)
             .not_valid_after(now + lives)
         )
 

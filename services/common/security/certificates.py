@@ -12,6 +12,7 @@ name and not the address, which a pod does not know beforehand.
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ REALM = ".ifabric"
 """What follows the role in a service's DNS name."""
 CHECK_S = 1.0
 """How often the files are looked at, at most: a handshake costs three `stat` calls a second, not three reads."""
+_SKEW_S = 60.0
+"""How far the clock of whoever issues certificates may be ahead."""
 
 _log = logs.get("common.security")
 
@@ -64,27 +67,41 @@ class Bundle:
     """SHA-256 over all three; two sets with one fingerprint are the same."""
 
 
+class _EarlyError(ValueError):
+    """A certificate whose time has not come."""
+
+    def __init__(self, sentence: str, begins_at: float) -> None:
+        super().__init__(sentence)
+        self.begins_at = begins_at
+
+
 class Credentials:
     """The set in force. Safe to ask from any thread: gRPC asks from its own.
 
     Args:
         files: Where the set is.
         clock: Monotonic time in seconds.
+        now: Seconds since 1970.
 
     Raises:
         StartError: there is no usable set to begin with; the sentence names the file.
     """
 
-    def __init__(self, files: Files, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, files: Files, *, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
+    ) -> None:
         self._files = files
         self._clock = clock
+        self._now = now
         self._lock = threading.Lock()
         try:
             self._stamp = _stamp(files)
-            self._bundle = read(files)
+            self._bundle = read(files, now())
         except ValueError as error:
             raise StartError(str(error)) from error
         self._looked_at = clock()
+        self._again_at = math.inf
+        """When files that have not changed are read again, in seconds since 1970: theirs is a time to come."""
         self.reloads = 0
         """Times that a new set came into force."""
         self.failures = 0
@@ -102,11 +119,13 @@ class Credentials:
     def _look(self) -> None:
         try:
             stamp = _stamp(self._files)
-            if stamp == self._stamp:
+            if stamp == self._stamp and self._now() < self._again_at:
                 return
-            self._stamp = stamp
-            fresh = read(self._files)
+            self._stamp, self._again_at = stamp, math.inf
+            fresh = read(self._files, self._now())
         except ValueError as error:
+            if isinstance(error, _EarlyError):
+                self._again_at = error.begins_at
             self.failures += 1
             _log.error("certificate.refused", why=str(error), expires_at=_instant(self._bundle.expires_at))
             return
@@ -116,8 +135,12 @@ class Credentials:
             _log.info("certificate.reloaded", names=list(fresh.names), expires_at=_instant(fresh.expires_at))
 
 
-def read(files: Files) -> Bundle:
-    """Reads a set and checks that it can be used: it parses, key and certificate belong together, none has ended.
+def read(files: Files, now: float) -> Bundle:
+    """Reads a set and checks that it can be used: it parses, key and certificate belong together, its time is now.
+
+    Args:
+        files: Where it is.
+        now: Seconds since 1970.
 
     Raises:
         ValueError: it cannot; the message is one sentence that names the file.
@@ -131,8 +154,10 @@ def read(files: Files) -> Bundle:
         raise ValueError(f"{files.key} is no private key in PEM without a pass phrase") from error
     if _encoded(private.public_key()) != _encoded(leaf.public_key()):
         raise ValueError(f"{files.key} is not the key of the certificate in {files.certificate}")
-    expires_at = leaf.not_valid_after_utc.timestamp()
-    if expires_at <= time.time():
+    begins_at, expires_at = leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp()
+    if begins_at > now + _SKEW_S:
+        raise _EarlyError(f"the certificate in {files.certificate} begins at {_instant(begins_at)}", begins_at)
+    if expires_at <= now:
         raise ValueError(f"the certificate in {files.certificate} ended at {_instant(expires_at)}")
     try:
         alternative = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
