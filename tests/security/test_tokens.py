@@ -78,6 +78,25 @@ def test_a_good_token_says_who_calls(issuer: Issuer, verifier: TokenVerifier) ->
     assert verifier.verify(issuer.token(aud=["others", AUDIENCE])).tenant == "acme"
 
 
+def test_keys_of_other_uses_in_an_issuers_set_are_passed_over(issuer: Issuer) -> None:
+    published = json.loads(issuer.path.read_text())
+    (signs,) = published["keys"]
+    published["keys"] += [
+        {"kty": "RSA", "use": "enc", "alg": "RSA-OAEP", "kid": "seals", "n": "AQAB", "e": "AQAB"},
+        {"kty": "OKP", "crv": "X25519", "kid": "agrees", "x": "AAAA"},
+        {**signs, "kid": "derives", "key_ops": ["deriveKey"]},
+    ]
+    issuer.path.write_text(json.dumps(published))
+    verifier = TokenVerifier(TokenSources(issuer.path, ISSUER, AUDIENCE))
+    assert verifier.verify(issuer.token()).tenant == "acme"
+    with pytest.raises(UnauthenticatedError):
+        verifier.verify(issuer.token(kid="derives"))
+
+
+def test_a_token_may_end_later_than_any_clock_goes(issuer: Issuer, verifier: TokenVerifier) -> None:
+    assert verifier.verify(issuer.token(exp=10**400)).tenant == "acme"
+
+
 def test_every_kind_of_public_key_is_taken(issuer: Issuer) -> None:
     issuer.add("edwards", ed25519.Ed25519PrivateKey.generate())
     verifier = TokenVerifier(TokenSources(issuer.path, ISSUER, AUDIENCE))
@@ -244,7 +263,11 @@ def test_an_access_file_that_says_something_else_is_refused(tmp_path: Path, text
     ("text", "said"),
     [
         ("nonsense", "is no JSON Web Key Set"),
+        ("[" * 100_000, "is no JSON Web Key Set"),
+        ('{"keys": null}', "its keys are no array"),
         ('{"keys": []}', "holds no key"),
+        ('{"keys": [{"kty": "RSA", "use": "enc", "kid": "x"}]}', "holds no key that signs"),
+        ('{"keys": [{"kty": "EC", "kid": ["x"]}]}', r"keys\[0\] has a kid that is not text"),
         ('{"keys": [{"kty": "oct", "k": "AAAA", "kid": "x"}]}', r"keys\[0\] is no public key"),
         ('{"keys": [{"kty": "EC", "d": "AAAA", "kid": "x"}]}', r"keys\[0\] is no public key"),
         ('{"keys": [{"kty": "EC", "crv": "P-256", "kid": "x"}]}', r"keys\[0\] cannot be used"),

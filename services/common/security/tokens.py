@@ -37,6 +37,9 @@ TOKEN_CHARACTERS = 8192
 CHECK_S = 1.0
 """How often the files are looked at, at most."""
 _KEPT = 10_000
+_FAR_S = 2**40
+"""Tokens that end later end then: what a token says may be longer than a number."""
+_CURVES = ("P-256", "P-384", "P-521", "Ed25519", "Ed448")
 _TOLD_A_SECOND = 10
 
 _log = logs.get("common.security")
@@ -138,7 +141,7 @@ class TokenVerifier:
         if not isinstance(scope, str):
             raise _invalid("has a scope that is not text")
         scopes = frozenset(scope.split())
-        return Caller(f"sub:{claims['sub'][:64]}", tenant, scopes), float(claims["exp"]) + LEEWAY_S
+        return Caller(f"sub:{claims['sub'][:64]}", tenant, scopes), float(min(int(claims["exp"]), _FAR_S)) + LEEWAY_S
 
     def _key_of(self, token: str) -> Any:
         assert self._keys is not None  # noqa: S101 -- asked for only where there are keys
@@ -186,20 +189,28 @@ class TokenVerifier:
 def read_key_set(path: Path) -> dict[str | None, Any]:
     """Reads the public keys of a JSON Web Key Set, by `kid`.
 
+    Issuers publish keys of all uses together: those that do not sign, or in ways that are not taken, are passed over.
+
     Raises:
-        ValueError: it cannot be read, is empty, or holds a key that is secret or not known.
+        ValueError: it cannot be read, has no key that signs, or holds one that is secret or wrong.
     """
     try:
         listed = json.loads(path.read_text("utf-8"))["keys"]
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON Web Key Set") from error
+    if not isinstance(listed, list):
+        raise ValueError(f"{path} is no JSON Web Key Set: its keys are no array")
     keys: dict[str | None, Any] = {}
     for number, entry in enumerate(listed):
         where = f"{path}: keys[{number}]"
         if not isinstance(entry, dict) or entry.get("kty") not in ("RSA", "EC", "OKP") or "d" in entry:
             raise ValueError(f"{where} is no public key of kind RSA, EC or OKP")
+        if not isinstance(entry.get("kid", ""), str):
+            raise ValueError(f"{where} has a kid that is not text")
+        if not _signs(entry):
+            continue
         try:
             key = jwt.PyJWK(entry)
         except jwt.PyJWTError as error:
@@ -208,8 +219,20 @@ def read_key_set(path: Path) -> dict[str | None, Any]:
             raise ValueError(f"{where} repeats the kid of an earlier key")
         keys[key.key_id] = key
     if not keys:
-        raise ValueError(f"{path} holds no key")
+        raise ValueError(f"{path} holds no key that signs")
     return keys
+
+
+def _signs(entry: dict[str, Any]) -> bool:
+    """Whether tokens may be signed with a key, by what the set says of its use."""
+    operations = entry.get("key_ops", ["verify"])
+    return (
+        entry.get("use", "sig") == "sig"
+        and isinstance(operations, list)
+        and "verify" in operations
+        and entry.get("alg", ALGORITHMS[0]) in ALGORITHMS
+        and (entry["kty"] == "RSA" or entry.get("crv") in _CURVES)
+    )
 
 
 def bearer(value: str | bytes | None) -> str:
