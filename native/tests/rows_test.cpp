@@ -53,8 +53,8 @@ std::vector<uint8_t> room(const Case& c) {
 }
 
 // Holds results to the exact ones, rounded. What differs in a last bit of float32 falls to the other side of a rounding
-// now and then: few values may be the neighbour of the right one, and none further away.
-void expect_same(const Case& c, const std::vector<uint8_t>& out, const std::vector<double>& exact) {
+// now and then: few values may be a neighbour of the right one, and none further away than `furthest`.
+void expect_same(const Case& c, const std::vector<uint8_t>& out, const std::vector<double>& exact, int furthest) {
   size_t neighbours = 0, wrong = 0;
   for (size_t i = 0; i < exact.size(); ++i) {
     int got = 0, want = 0;
@@ -71,9 +71,9 @@ void expect_same(const Case& c, const std::vector<uint8_t>& out, const std::vect
       got = out[2 * i] | out[2 * i + 1] << 8;
       want = to_bfloat16(static_cast<float>(value));
     }
-    const bool next = std::abs(got - want) == 1;
-    neighbours += next ? 1 : 0;
-    if (got != want && !next && ++wrong <= 5) ADD_FAILURE() << "value " << i << " is " << got << ", and not " << want;
+    neighbours += got != want ? 1 : 0;
+    if (std::abs(got - want) > furthest && ++wrong <= 5)
+      ADD_FAILURE() << "value " << i << " is " << got << ", and not " << want;
   }
   EXPECT_EQ(wrong, 0U);
   EXPECT_LE(neighbours, exact.size() / 200 + 1);
@@ -130,7 +130,8 @@ TEST_P(NormKernel, IsTheRecordedOneInDouble) {
     const double root = std::sqrt(squares / c.width + static_cast<double>(c.epsilon));
     for (size_t i = 0; i < width; ++i) exact.push_back(rounded(normed[i] / root) * from_bfloat16(weight[i]));
   }
-  expect_same(c, out, exact);
+  // A normed value that is its own neighbour is then multiplied: up to two steps of bfloat16, and one of FP8.
+  expect_same(c, out, exact, c.scale > 0.0F ? 1 : 2);
 }
 
 // Widths of one chunk, of less than a warp, of exactly one and of four chunks a thread, and of neither; as wide as
@@ -169,7 +170,7 @@ TEST_P(GatedUnitKernel, IsTheRecordedOneInDouble) {
       exact.push_back(gate / (1.0 + std::exp(-gate)) * up);
     }
   }
-  expect_same(c, out, exact);
+  expect_same(c, out, exact, 1);
 }
 
 // Gates of 40 reach from nothing to themselves; 11008 is a width that leaves threads of the last warp idle.
