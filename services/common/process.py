@@ -122,6 +122,8 @@ def run(
     if "--help" in flags or "-h" in flags:
         sys.stdout.write(usage(settings))
         return 0
+    # Journals and payloads hold what tenants sent: what a service writes, only its own user reads.
+    os.umask(0o077)
     try:
         return asyncio.run(_live(load(settings, flags), main))
     except StartError as error:

@@ -99,6 +99,12 @@ def test_jobs_of_one_tenant_are_nothing_to_another(suite: SecuredSuite) -> None:
         assert stub.GetJob(get, timeout=10, metadata=authorization("person")).job.spec.job_id == "mine"
 
 
+def test_what_the_broker_writes_is_read_by_its_own_user_only(suite: SecuredSuite) -> None:
+    written = sorted(suite.folder.glob("jobs.sqlite*"))
+    assert {path.name for path in written} >= {"jobs.sqlite", "jobs.sqlite-wal"}
+    assert [path.name for path in written if path.stat().st_mode & 0o077] == []
+
+
 def test_commands_take_token_and_certificate(suite: SecuredSuite) -> None:
     generated = suite.ifab("generate", "hi", "-n", "3", "--json", "--broker", suite.broker.address, token="acme")
     assert generated.returncode == 0, generated.stderr
