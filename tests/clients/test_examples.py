@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every example of docs/clients.md works as it stands there, against a real suite."""
+"""Every example of docs/clients.md, and the first ones of other pages, work as they stand, against a real suite."""
 
 from __future__ import annotations
 
@@ -60,10 +60,30 @@ def test_an_example_prints_what_it_should(words: str, printed: list[str]) -> Non
     assert [shown for shown in SHOWN[words] if shown not in output] == [], output
 
 
+@pytest.mark.parametrize("page", ["docs/index.md", "clients/python/README.md"])
+def test_the_first_example_of_python_runs(page: str, door: Door) -> None:
+    [example] = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    assert _run("python", example, door).strip()
+
+
+def test_the_lines_of_grpcurl_in_the_readme_run(door: Door) -> None:
+    [lines] = re.findall(r"```\n(grpcurl .*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    printed = _run("sh", lines, door)
+    for shown in (
+        "ifabric.broker.v1.BrokerService",
+        "rpc Generate (",
+        '"finished"',
+        '"NODE_STATE_ACCEPTED"',
+        '"SERVING"',
+    ):
+        assert shown in printed
+
+
 def _run(language: str, text: str, door: Door) -> str:
     for theirs, ours in (
         ("127.0.0.1:7600", door.suite.broker),
         ("127.0.0.1:7601", door.suite.provisioner),
+        ("127.0.0.1:7602", door.suite.workers[0]),
         ("smollm2-135m-hidden", "states"),
         ("smollm2-135m", "texts"),
     ):
