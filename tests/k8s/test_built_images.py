@@ -87,9 +87,12 @@ def test_its_own_health_check_finds_a_service_healthy(cluster: Cluster, service:
 def cuda_pod(cluster: Cluster, name: str) -> dict[str, Any]:
     """The pod of a simulated worker, with the image for cards, and nobody's but the test's."""
     image("worker-cuda")
-    spec = cluster.get("deployment", "worker-simulated")["spec"]["template"]["spec"]
+    template = cluster.get("deployment", "worker-simulated")["spec"]["template"]
+    spec = template["spec"]
     spec["containers"][0]["image"] = "ifabric/worker-cuda:dev"
-    labels = {"app.kubernetes.io/name": "worker", "test": name}
+    # Without its tier no Deployment takes it for one of its own; the policies of the network go by the others.
+    labels = {key: value for key, value in template["metadata"]["labels"].items() if key != "ifabric/tier"}
+    labels["test"] = name
     metadata = {"name": name, "namespace": NAMESPACE, "labels": labels}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
