@@ -52,6 +52,22 @@ ANSWERS = (
     Answer("How long does the client wait to try again?", "retries RetryInfo", "clients.html#python", "never earlier"),
     Answer("How do I take a node out of service?", "drain node", "operators.html", "ifab nodes drain"),
     Answer("How are certificates renewed?", "certificates without restart", "security.html", "new connections"),
+    Answer("How do I rotate certificates?", "rotate certificates", "questions.html", "looked at once a second"),
+    Answer("How do I revoke a key?", "revoke key", "questions.html", "refused within a second"),
+    Answer("How large may a row be?", "maximum size row", "questions.html", "8 MiB"),
+    Answer("How large may a message be?", "maximum message", "questions.html", "16 MiB"),
+    Answer("Which engine do I pick for a card?", "which engine card", "questions.html", "ifab engine plan"),
+    Answer("How do I scale out?", "scale workers", "questions.html", "replicas"),
+    Answer("Which ports does it use?", "ports firewall", "questions.html", "7600"),
+    Answer(
+        "What environment variables are there?", "environment variable", "settings.html", "IFAB_BROKER_DRAIN_GRACE_S"
+    ),
+    Answer("How do I see debug logs?", "log level", "questions.html", "log_level debug"),
+    Answer("What timeouts are there?", "timeout", "questions.html", "live_timeout_s"),
+    Answer("What do probes ask?", "readiness", "questions.html", "grpc.health.v1.Health/Check"),
+    Answer("Can I go back to the release before?", "roll back", "questions.html", "refuses a newer one"),
+    Answer("How do I run failed rows again?", "failed rows again", "questions.html", "a job never changes"),
+    Answer("What happens when the disk is full?", "disk full", "questions.html", "nothing acknowledged is lost"),
 )
 
 
