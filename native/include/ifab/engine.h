@@ -275,8 +275,9 @@ IFAB_API void ifab_log_set(ifab_log_fn fn, void *context, int32_t min_level) IFA
 IFAB_API IFAB_MUST_CHECK ifab_status_t ifab_engine_inspect(const char *engine_dir, char *buffer, size_t cap,
                                                            size_t *out_size, char *err, size_t err_cap) IFAB_NOEXCEPT;
 
-/* Says whether this machine has what the engine of a directory needs beside its files: a card, its driver, its runtime's
- * library. What is wrong with the directory itself is inspect's to say: one that fits no backend is IFAB_OK here.
+/* Says whether this machine has what the engine of a directory needs beside its files: a card, its driver, its
+ * runtime's library. What is wrong with the directory itself is inspect's to say: one that fits no backend is IFAB_OK
+ * here.
  *
  * IFAB_UNAVAILABLE: the message is one sentence that names the first thing that is not there. IFAB_NOT_FOUND: no such
  * directory, or no contract.json in it.
