@@ -100,7 +100,7 @@ class Block {
 
   void begin(size_t i) {
     Fiber& fiber = fibers[i];
-    fiber.stack = std::make_unique<uint8_t[]>(kStack);
+    fiber.stack = std::make_unique_for_overwrite<uint8_t[]>(kStack);
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
     fiber.context.uc_stack.ss_size = kStack;
