@@ -159,8 +159,8 @@ def _serialize(value: Any, **_: Any) -> bytes:
 def _add_trace(_logger: Any, _method: str, event: EventDict) -> EventDict:
     context = trace.get_current_span().get_span_context()
     if context.is_valid:
-        event["trace_id"] = format(context.trace_id, "032x")
-        event["span_id"] = format(context.span_id, "016x")
+        event.setdefault("trace_id", format(context.trace_id, "032x"))
+        event.setdefault("span_id", format(context.span_id, "016x"))
     return event
 
 

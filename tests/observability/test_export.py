@@ -30,6 +30,7 @@ pytestmark = pytest.mark.e2e
 
 ROWS = 20
 ONLY_AT_TIMES = {
+    "ifabric_broker_request_failures": "a request was refused or failed",
     "ifabric_rpc_server_refused": "somebody was refused",
     "ifabric_tls_certificate_remaining_duration_seconds": "there is TLS",
     "ifabric_tls_certificate_reloads": "there is TLS",
@@ -99,6 +100,30 @@ def test_the_first_event_is_seen_by_alerts_for_which_one_is_too_many(fabric: Fab
         if not re.search(rf"^{name}(\{{.*{re.escape(labels.rstrip('}'))}.*\}})? ", live, flags=re.MULTILINE):
             missing.append(alert)
     assert missing == []
+
+
+def test_refusals_of_live_requests_of_rows_and_of_jobs_are_counted_by_reason(fabric: Fabric) -> None:
+    broker = fabric.brokers[0]
+    wrong = broker_service_pb2.GenerationRequest(request_id="wrong", max_tokens=10**6)
+    wrong.prompt.text = "hello"
+    opening = broker_service_pb2.ExchangeRequest(open=broker_service_pb2.ExchangeOpen(), requests=[wrong])
+    with grpc.insecure_channel(broker.address) as channel:
+        stub: Any = broker_service_pb2_grpc.BrokerServiceStub(channel)
+        with pytest.raises(grpc.RpcError):
+            stub.Generate(broker_service_pb2.GenerateRequest(request=wrong), timeout=20)
+        list(stub.Exchange(iter([opening]), timeout=20))
+    with JobClient(broker.address, job_id="wrong") as job:
+        job.create()
+        wrong.ClearField("request_id")
+        job.upload([job_service_pb2.JobRow(row_id="r", request=wrong)])
+        job.seal(1)
+        block_until(lambda: job.get().failed_rows == 1, within_s=40, what="the job has run")
+    name = 'ifabric_broker_request_failures_total{lane="%s",reason="INVALID_FIELDS"} %s'
+    assert broker.process is not None
+    with urllib.request.urlopen(f"http://{broker.process.metrics}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    assert name % ("interactive", "1.0") in text
+    assert name % ("bulk", "2.0") in text
 
 
 def test_live_labels_and_kinds_are_those_of_the_names(fabric: Fabric) -> None:

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 
 from engines.simulated import FAIL_REQUEST, RequestFault
+from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from services.common.telemetry import names
 from tests.jobs.running import Fabric
 from tests.support import suite
@@ -126,8 +128,35 @@ def test_a_share_of_bulk_rows_is_traced_and_every_row_that_fails(
     assert sum(span.failed for span in spans) == len(broken)
     assert all(span.attributes["reason"] for span in spans if span.failed)
     assert 3 <= len(well) <= 60  # 19 are to be expected
+    rows_begun = {span.id: span.start_ns for span in spans}
+    waits = [span for span in collector.spans(names.SPAN_QUEUE_WAIT) if span.parent in rows_begun]
+    # The clocks of both are not the same one.
+    assert all(rows_begun[wait.parent] <= wait.start_ns + 5_000_000 for wait in waits)
     below = Counter(span.trace for span in collector.spans(names.SPAN_DISPATCH))
     assert all(below[span.trace] for span in well)
+
+
+def test_the_line_of_a_request_and_that_of_a_row_that_failed_name_their_traces(
+    fabric: Fabric, collector: Collector
+) -> None:
+    generate(fabric, collector)
+    broker = fabric.brokers[0]
+    assert broker.process is not None
+    request = broker_service_pb2.GenerationRequest(request_id="one", max_tokens=4)
+    request.prompt.text = BROKEN
+    opening = broker_service_pb2.ExchangeRequest(open=broker_service_pb2.ExchangeOpen(), requests=[request])
+    with grpc.insecure_channel(broker.address) as channel:
+        stub: Any = broker_service_pb2_grpc.BrokerServiceStub(channel)
+        list(stub.Exchange(iter([opening]), timeout=30))
+    (failed,) = broker.process.logs("row.failed")
+    ended = broker.process.logs("request.ended")[-1]
+
+    def told() -> bool:
+        rows = {span.trace for span in collector.spans(names.SPAN_ROW) if span.failed}
+        calls = {span.trace for span in collector.spans(names.SPAN_DISPATCH)}
+        return failed["trace_id"] in rows and ended["trace_id"] in calls
+
+    block_until(told, within_s=30, what="the spans that both lines name")
 
 
 def test_no_span_holds_a_prompt(fabric: Fabric, collector: Collector) -> None:

@@ -294,3 +294,6 @@ def test_a_tenant_takes_what_its_table_says_and_others_are_not_held_up(tmp_path:
         assert error.retry_after_s
         for _ in range(5):
             limited.generate("other")
+        assert 'ifabric_rpc_server_refused_total{reason="QUOTA_EXCEEDED"} 1.0' in metrics(
+            limited, limited.broker.metrics
+        )

@@ -8,6 +8,7 @@ loop, gives out what can go, sends it, and tells sinks what has ended, so that m
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from ifabric.broker.v1 import broker_service_pb2
@@ -132,9 +133,10 @@ class Broker:
 
     def submit(self, works: Sequence[Work]) -> list[FabricError | None]:
         """See work.Core."""
+        taken_ns = time.time_ns()
         results = self.decision.submit(works, self._loop.time())
         if self._rows is not None:
-            self._rows.begin(works, results)
+            self._rows.begin(works, results, taken_ns)
         self._want_turn()
         return results
 

@@ -42,15 +42,22 @@ class RowTraces:
         self._left = self._gap()
         self._open: dict[tuple[str, str], Span] = {}
 
-    def begin(self, works: Sequence[Work], results: Sequence[FabricError | None]) -> None:
-        """Chooses among the rows that were just taken in; called before any of them is dispatched."""
+    def begin(self, works: Sequence[Work], results: Sequence[FabricError | None], taken_ns: int) -> None:
+        """Chooses among the rows that were just taken in; called before any of them is dispatched.
+
+        Args:
+            works: What was offered.
+            results: What became of each; None is "taken in".
+            taken_ns: When they were, in ns since 1970.
+        """
         for work, refused in zip(works, results, strict=True):
             if refused is not None or work.lane is not Lane.BULK or work.traceparent:
                 continue
             self._left -= 1
             if self._left <= 0:
                 self._left = self._gap()
-                span = self._tracer.start_span(names.SPAN_ROW, trace.set_span_in_context(trace.INVALID_SPAN))
+                nobodys = trace.set_span_in_context(trace.INVALID_SPAN)
+                span = self._tracer.start_span(names.SPAN_ROW, nobodys, start_time=taken_ns)
                 work.traceparent = propagation.traceparent(trace.set_span_in_context(span))
                 self._open[work.key] = span
 
@@ -72,6 +79,8 @@ class RowTraces:
                 propagation.from_traceparent(entry.work.traceparent),
                 start_time=time.time_ns() - round((now - entry.arrived) * 1e9),
             )
+            if span.get_span_context().trace_flags.sampled:
+                entry.work.traceparent = propagation.traceparent(trace.set_span_in_context(span))
         span.set_attributes({"prompt_tokens": entry.prompt_tokens, "attempts": entry.attempts})
         if isinstance(end, FabricError):
             span.set_attribute("reason", end.reason)

@@ -79,7 +79,7 @@ class ExchangeLimits:
 class Row(OutputSink):
     """One request of a stream, from its acceptance to its result's sending."""
 
-    __slots__ = ("_stream", "key", "lane", "tokens_held")
+    __slots__ = ("_stream", "key", "lane", "tokens_held", "traceparent")
 
     def __init__(self, plan: Plan, stream: ExchangeStream) -> None:
         super().__init__(plan, stream.core)
@@ -87,6 +87,8 @@ class Row(OutputSink):
         self.key = (plan.tenant, plan.request_id)
         self.lane = plan.lane or stream.lane
         self.tokens_held = max(plan.prompt_tokens, ROW_TOKENS)
+        self.traceparent = ""
+        """Of its own trace, where it has failed or somebody wanted one."""
 
     def started(self, work: Work, engine_digest: str) -> None:
         """See `Sink`; a batched stream does not tell its client."""
@@ -101,6 +103,7 @@ class Row(OutputSink):
 
     def failed(self, work: Work, error: FabricError) -> None:
         """See `Sink`."""
+        self.traceparent = work.traceparent
         self._stream.row_ended(self, error)
 
 
@@ -318,7 +321,10 @@ class ExchangeStream:
         self._last_at = time.monotonic()
         if isinstance(ended.end, FabricError):
             self._failed += 1
-            self._records.row_failed(lane, self._job_id, ended.request_id[:128], tenant[:64], ended.end)
+            self._records.row_failed(
+                lane, self._job_id, ended.request_id[:128], tenant[:64], ended.end,
+                traceparent="" if ended.row is None else ended.row.traceparent,
+            )  # fmt: skip
         else:
             early = ended.row is not None and ended.row.ended_early
             self._records.row_finished(lane, ended.end, early=early)

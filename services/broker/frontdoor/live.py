@@ -116,7 +116,10 @@ class LiveCall(OutputSink):
 
     def _ended(self, end: WorkEnd | FabricError) -> None:
         self._end = end
-        self._records.live_ended(self._clock, self._plan, self._lane, end, gone=self._gone, early=self.ended_early)
+        self._records.live_ended(
+            self._clock, self._plan, self._lane, end, gone=self._gone, early=self.ended_early,
+            traceparent="" if self._work is None else self._work.traceparent,
+        )  # fmt: skip
         self._news.set()
 
     async def _next_news(self) -> None:

@@ -12,10 +12,11 @@ from google.rpc import code_pb2
 from ifabric.broker.v1 import broker_service_pb2
 from ifabric.engine.v1 import generation_pb2
 from services.broker.ended_jobs import ended_jobs
+from services.broker.failures import request_failures
 from services.broker.work import Lane
 from services.common import logs
 from services.common.errors import FabricError
-from services.common.telemetry import names
+from services.common.telemetry import names, propagation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -40,34 +41,51 @@ class Records:
         self._duration = telemetry.histogram(names.BROKER_REQUEST_DURATION)
         self._first_token = telemetry.histogram(names.BROKER_FIRST_TOKEN)
         self._job_ended = ended_jobs(telemetry)
+        self._failed = request_failures(telemetry)
         telemetry.observe(names.BROKER_REQUESTS, self._read)
 
     def row_finished(self, lane: Lane, end: WorkEnd, *, early: bool) -> None:
         """A row of a stream ended well."""
         self._ended[_LANES[lane], outcome(end, early=early)] += 1
 
-    def row_failed(self, lane: Lane, job_id: str, request_id: str, tenant: str, error: FabricError) -> None:
-        """A row of a stream ended with an error: one line."""
+    def row_failed(
+        self, lane: Lane, job_id: str, request_id: str, tenant: str, error: FabricError, *, traceparent: str = ""
+    ) -> None:
+        """A row of a stream ended with an error: one line, in the row's own trace where it has one."""
         self._ended[_LANES[lane], "failed"] += 1
+        self._failed(lane, error)
         _log.info(
-            "row.failed", job_id=job_id, request_id=request_id, tenant=tenant, **_told(error), message=error.message
-        )
+            "row.failed", job_id=job_id, request_id=request_id, tenant=tenant, **_told(error), message=error.message,
+            **propagation.log_ids(traceparent),
+        )  # fmt: skip
 
     def live_refused(self, request: broker_service_pb2.GenerationRequest, error: FabricError) -> None:
         """A live request was not taken: its one line."""
-        self._ended["bulk" if request.lane == broker_service_pb2.LANE_BULK else "interactive", "failed"] += 1
+        lane = Lane.BULK if request.lane == broker_service_pb2.LANE_BULK else Lane.INTERACTIVE
+        self._ended[_LANES[lane], "failed"] += 1
+        self._failed(lane, error)
         _log.info(
             "request.refused", request_id=request.request_id[:128], tenant=request.tenant[:64], **_told(error),
             message=error.message,
         )  # fmt: skip
 
     def live_ended(
-        self, clock: Clock, plan: Plan, lane: Lane, end: WorkEnd | FabricError, *, gone: bool, early: bool
+        self,
+        clock: Clock,
+        plan: Plan,
+        lane: Lane,
+        end: WorkEnd | FabricError,
+        *,
+        gone: bool,
+        early: bool,
+        traceparent: str = "",
     ) -> None:
         """A live request that was taken has ended: its one line."""
         how = "gone" if gone else "failed" if isinstance(end, FabricError) else outcome(end, early=early)
         labels = {"lane": _LANES[lane], "outcome": how}
         self._ended[labels["lane"], how] += 1
+        if how == "failed" and isinstance(end, FabricError):
+            self._failed(lane, end)
         self._duration.record(clock.duration_s, labels)
         if clock.first_output_s is not None:
             self._first_token.record(clock.first_output_s, {"lane": labels["lane"]})
@@ -75,7 +93,7 @@ class Records:
             "request.ended", request_id=plan.request_id, tenant=plan.tenant, lane=labels["lane"], outcome=how,
             prompt_token_count=plan.prompt_tokens, max_tokens=plan.max_tokens, samples=plan.samples,
             duration_ms=_ms(clock.duration_s), queue_ms=_ms(clock.started_s), first_output_ms=_ms(clock.first_output_s),
-            **(_told(end) if isinstance(end, FabricError) else _cost(end)),
+            **(_told(end) if isinstance(end, FabricError) else _cost(end)), **propagation.log_ids(traceparent),
         )  # fmt: skip
 
     def job_ended(self, report: broker_service_pb2.JobReport, *, complete: bool) -> None:

@@ -91,6 +91,7 @@ class JobFeed:
         intake: Plans them.
         recorder: Takes their results.
         blocks: Tokens of a block on engines, by their digests; 0 where nothing is shared.
+        failed: Told of each row that ended with an error.
     """
 
     def __init__(
@@ -100,8 +101,10 @@ class JobFeed:
         intake: Intake,
         recorder: Recorder,
         blocks: Callable[[frozenset[str]], int],
+        failed: Callable[[Lane, FabricError], None],
     ) -> None:
         self.job = job
+        self._failed = failed
         self.spec = job_service_pb2.JobSpec.FromString(job.spec)
         self.stretch = uuid.uuid4().hex
         """Names this stretch of work on the job."""
@@ -324,6 +327,7 @@ class JobFeed:
 
     def _end_badly(self, row: int, row_id: bytes, group: int, error: FabricError) -> None:
         self._uncommitted += 1
+        self._failed(Lane.BULK, error)
         self._recorder.add(self.job.number, rules.failure(row, row_id, error))
         self._row_done(row, group)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from services.broker.jobs.shards import ShardStore
     from services.broker.journal import Journal
     from services.broker.journal.values import Costs, JobRecord
-    from services.broker.work import Catalog, Core
+    from services.broker.work import Catalog, Core, Lane
     from services.common.tasks import Tasks
 
 JOBS_MAX = 1000
@@ -70,6 +70,7 @@ class Runner:
         limits: Bounds.
         tasks: Holds the background tasks.
         job_ended: Told the prompt tokens of each job that ran to its end: as sent, as computed, and the bound.
+        row_failed: Told of each row that ended with an error.
     """
 
     def __init__(
@@ -83,9 +84,11 @@ class Runner:
         limits: RunnerLimits,
         tasks: Tasks,
         job_ended: Callable[[int, int, int], None],
+        row_failed: Callable[[Lane, FabricError], None],
     ) -> None:
         self._journal = journal
         self._job_ended = job_ended
+        self._row_failed = row_failed
         self._core = core
         self._catalog = catalog
         self._directory = directory
@@ -242,7 +245,9 @@ class Runner:
         for number, job in live.items():
             feed = self._feeds.get(number)
             if feed is None:
-                feed = self._feeds[number] = JobFeed(job, self._core, self._intake, self._recorder, self._block_tokens)
+                feed = self._feeds[number] = JobFeed(
+                    job, self._core, self._intake, self._recorder, self._block_tokens, self._row_failed
+                )
             feed.update(job, paused=job.state is State.PAUSED)
             feed.exhausted = False
             feed.stalled = ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ifabric.broker.v1 import job_service_pb2_grpc
 from services.broker.ended_jobs import ended_jobs
+from services.broker.failures import request_failures
 from services.broker.frontdoor.intake import Intake
 from services.broker.frontdoor.selection import EngineDirectory
 from services.broker.jobs import metrics
@@ -86,7 +87,7 @@ class Jobs:
         directory = EngineDirectory(catalog)
         self.runner = Runner(
             self.journal, core, catalog, directory, Intake(directory, codecs), shards, settings.limits, tasks,
-            ended_jobs(telemetry),
+            ended_jobs(telemetry), request_failures(telemetry),
         )  # fmt: skip
         metrics.observe(telemetry, self.journal, self.runner)
         self._keeper = Housekeeper(self.journal, shards, settings.keeping)

@@ -20,7 +20,7 @@ from grpc_status import rpc_status
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
-from services.common import logs
+from services.common import logs, reasons
 from services.common.errors import FabricError, InternalError, to_status
 from services.common.rpc.requests import Incoming, checked, owned, tolerant
 from services.common.security.caller import set_caller
@@ -122,7 +122,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             except Exception as error:
                 status = to_status(error if isinstance(error, FabricError) else _internal(error, method))
                 code = code_pb2.Code.Name(status.code)
-                if isinstance(error, FabricError) and code in _REFUSALS:
+                if isinstance(error, FabricError) and (code in _REFUSALS or error.reason == reasons.QUOTA_EXCEEDED):
                     self._refused.add(1, {"reason": error.reason})
                 await context.abort_with_status(rpc_status.to_status(status))
             finally:

@@ -61,7 +61,7 @@ CALLS_REFUSED = Metric(
     "ifabric.rpc.server.refused",
     Kind.COUNTER,
     "{call}",
-    "Calls refused because of who made them: no credential, a wrong one, or not theirs to make.",
+    "Calls refused because of who made them: no credential, a wrong one, not theirs to make, or beyond their quota.",
     ("reason",),
 )
 CERTIFICATE_REMAINING = Metric(
@@ -229,6 +229,13 @@ BROKER_FIRST_TOKEN = Metric(
 )
 BROKER_REQUESTS = Metric(
     "ifabric.broker.requests", Kind.COUNTER, "{request}", "Requests by how they ended.", ("lane", "outcome")
+)
+BROKER_REQUEST_FAILURES = Metric(
+    "ifabric.broker.request.failures",
+    Kind.COUNTER,
+    "{request}",
+    "Requests that were refused or failed, rows of streams and jobs included, by reason.",
+    ("lane", "reason"),
 )
 BROKER_TOKENS = Metric(
     "ifabric.broker.tokens",

@@ -29,6 +29,13 @@ def traceparent(context: otel_context.Context | None = None) -> str:
     return carrier.get("traceparent", "")
 
 
+def log_ids(value: str) -> dict[str, str]:
+    """Returns what a log line says of a trace that is not the current one, from its `traceparent`; empty without."""
+    _, _, rest = value.partition("-")
+    trace_id, _, rest = rest.partition("-")
+    return {"trace_id": trace_id, "span_id": rest.partition("-")[0]} if trace_id else {}
+
+
 def from_metadata(pairs: Iterable[tuple[str, str | bytes]]) -> otel_context.Context:
     """Returns the trace context of received gRPC metadata; an empty context where there is none or it is malformed."""
     carrier = {key: value for key, value in pairs if key in _KEYS and isinstance(value, str)}
