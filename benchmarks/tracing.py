@@ -104,7 +104,7 @@ def _run(telemetry: Telemetry, share: float | None) -> float:
     for start in range(0, ROWS, 256):
         part = works[start : start + 256]
         if traces is not None:
-            traces.begin(part, taken[: len(part)])
+            traces.begin(part, taken[: len(part)], time.time_ns())
         for work in part:
             row = _Row(work)
             attempt = _Attempt(row, work.traceparent, node)
