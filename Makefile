@@ -10,7 +10,7 @@ bin := .venv/bin
 cores := $(shell nproc)
 engine := build/engines/smollm2-135m
 native_sources = $(shell git ls-files 'native/*.h' 'native/*.c' 'native/*.cpp')
-python_sources := services engines benchmarks tests examples clients
+python_sources := services engines benchmarks tests examples clients scripts/site_pages.py
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -67,6 +67,9 @@ ANSWERS = (
     Answer("What do probes ask?", "readiness", "questions.html", "grpc.health.v1.Health/Check"),
     Answer("Can I go back to the release before?", "roll back", "questions.html", "refuses a newer one"),
     Answer("How do I run failed rows again?", "failed rows again", "questions.html", "a job never changes"),
+    Answer("Which secrets does an overlay want?", "secrets overlays expect", "kubernetes.html", "broker-tls"),
+    Answer("How large are the images?", "images sizes", "images.html", "worker-cuda"),
+    Answer("What is built for a 24 GB card?", "tiers 24 GB card", "tiers.html", "ada-24gb"),
     Answer("What happens when the disk is full?", "disk full", "questions.html", "nothing acknowledged is lost"),
 )
 
