@@ -24,6 +24,7 @@ KEYS = {
     "acme": ("acme", ("generate", "jobs")),
     "other": ("other", ("generate", "jobs")),
     "reader": ("acme", ("jobs",)),
+    "writer": ("acme", ("generate",)),
     "person": ("house", ("generate", "jobs", "operate", "any-tenant")),
 }
 """Static keys: name to tenant and scopes."""

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import ssl
 import subprocess
+import threading
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
-from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc, job_service_pb2, job_service_pb2_grpc
+from ifabric.broker.v1 import (
+    broker_service_pb2,
+    broker_service_pb2_grpc,
+    job_service_pb2,
+    job_service_pb2_grpc,
+    operator_service_pb2,
+)
+from ifabric.kserve.v2 import inference_pb2
 from services.common import reasons
 from services.common.errors import FabricError, from_status
 from tests.security.secured import KEYS, SecuredSuite, authorization, key
@@ -41,6 +50,18 @@ def error_of(call: grpc.RpcError) -> FabricError:
     status = rpc_status.from_call(call)  # type: ignore[arg-type]
     assert status is not None, call
     return from_status(status)
+
+
+def lets_in(suite: SecuredSuite, token: str) -> bool:
+    """Whether a token opens a call."""
+    with suite.channel() as channel:
+        stub: Any = broker_service_pb2_grpc.BrokerServiceStub(channel)
+        carried = (("authorization", f"Bearer {token}"),)
+        try:
+            stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=5, metadata=carried)
+        except grpc.RpcError:
+            return False
+    return True
 
 
 def metrics(suite: SecuredSuite, address: str) -> str:
@@ -105,6 +126,40 @@ def test_what_the_broker_writes_is_read_by_its_own_user_only(suite: SecuredSuite
     assert [path.name for path in written if path.stat().st_mode & 0o077] == []
 
 
+def test_every_method_of_the_broker_but_health_asks_for_a_token_and_a_scope(suite: SecuredSuite) -> None:
+    """As the generated code lists them, so that one that is added tomorrow is asked, too."""
+    files = (broker_service_pb2, job_service_pb2, operator_service_pb2, inference_pb2)
+    methods = [
+        (f"/{service.full_name}/{method.name}", method.client_streaming, method.server_streaming)
+        for file in files
+        for service in file.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    ]
+    assert len(methods) > 25
+    wrong = {"JobService": "writer", "BrokerService": "reader", "GRPCInferenceService": "reader"}
+
+    def reason(path: str, many: bool, answers: bool, metadata: Any) -> str:
+        kind = f"{'stream' if many else 'unary'}_{'stream' if answers else 'unary'}"
+        call = getattr(channel, kind)(path)
+
+        def ask() -> None:
+            answer = call(iter([b""]) if many else b"", timeout=10, metadata=metadata)
+            list(answer if answers else ())
+
+        with pytest.raises(grpc.RpcError) as caught:
+            ask()
+        return error_of(caught.value).reason
+
+    with suite.channel() as channel:
+        for path, many, answers in methods:
+            assert reason(path, many, answers, ()) == reasons.TOKEN_MISSING, path
+            service = path.split("/")[1].rpartition(".")[2]
+            if path.endswith("AnalyzeRows"):
+                service = "JobService"  # whoever may run a job may ask what it costs
+            named = authorization(wrong.get(service, "acme"))
+            assert reason(path, many, answers, named) == reasons.SCOPE_MISSING, path
+
+
 def test_commands_take_token_and_certificate(suite: SecuredSuite) -> None:
     generated = suite.ifab("generate", "hi", "-n", "3", "--json", "--broker", suite.broker.address, token="acme")
     assert generated.returncode == 0, generated.stderr
@@ -146,20 +201,40 @@ def test_a_key_that_the_command_makes_lets_its_bearer_in(suite: SecuredSuite) ->
     path = suite.folder / "access.toml"
     path.write_text(path.read_text() + entry)
 
-    def let_in() -> bool:
-        with suite.channel() as channel:
-            stub: Any = broker_service_pb2_grpc.BrokerServiceStub(channel)
-            try:
-                stub.ListEngines(
-                    broker_service_pb2.ListEnginesRequest(),
-                    timeout=5,
-                    metadata=(("authorization", f"Bearer {token}"),),
-                )
-            except grpc.RpcError:
-                return False
-        return True
+    block_until(lambda: lets_in(suite, token), what="the new key is known")
 
-    block_until(let_in, what="the new key is known")
+
+def test_a_stream_ends_when_its_key_is_withdrawn_and_others_go_on(suite: SecuredSuite) -> None:
+    path = suite.folder / "access.toml"
+    before = path.read_text()
+    going = threading.Semaphore(0)
+
+    def messages(name: str) -> Iterator[broker_service_pb2.ExchangeRequest]:
+        for number in itertools.count():
+            request = broker_service_pb2.GenerationRequest(request_id=f"{name}-{number}", max_tokens=2)
+            request.prompt.text = "hello"
+            opening = {"open": broker_service_pb2.ExchangeOpen()} if not number else {}
+            yield broker_service_pb2.ExchangeRequest(requests=[request], **opening)
+            going.acquire()
+
+    with suite.channel() as channel:
+        stub: Any = broker_service_pb2_grpc.BrokerServiceStub(channel)
+        ours, others = (
+            stub.Exchange(messages(name), timeout=40, metadata=authorization(name)) for name in ("acme", "other")
+        )
+        assert next(ours).outcomes
+        assert next(others).outcomes
+        path.write_text(re.sub(r'\[\[keys\]\]\nid = "acme"\n(?:.+\n)+', "", before))
+        block_until(lambda: not lets_in(suite, key("acme")), what="the key is withdrawn")
+        going.release(2)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(answer for answer in ours if answer.outcomes)
+        assert error_of(caught.value).reason == reasons.TOKEN_INVALID
+        assert next(answer for answer in others if answer.outcomes)
+        others.cancel()
+        going.release(4)
+    path.write_text(before)
+    block_until(lambda: lets_in(suite, key("acme")), what="the key is known again")
 
 
 def test_reflection_is_for_operators(suite: SecuredSuite) -> None:

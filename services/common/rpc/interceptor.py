@@ -143,7 +143,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                 return await call(Incoming(request, caller) if takes_many else owned(request, caller))
             with quotas.call(caller.tenant):
                 if takes_many:
-                    return await call(Incoming(request, caller, quotas))
+                    return await call(Incoming(request, caller, quotas, self._access.check_standing))
                 quotas.take(caller.tenant, request_count(request))
                 return await call(owned(request, caller))
 

@@ -73,18 +73,25 @@ class Incoming:
         messages: As they come.
         caller: Who sends them; None where nobody is known.
         quotas: What tenants take; the stream is slowed down to it. None is "no limit".
+        check_standing: Looks again at the caller, with each message: a stream may outlive a key.
 
     Raises (on iteration):
         InvalidArgumentError: a message could not be parsed.
+        UnauthenticatedError: the caller's key was withdrawn.
         PermissionDeniedError: it names another tenant than the caller's.
     """
 
     def __init__(
-        self, messages: AsyncIterator[Any], caller: Caller | None = None, quotas: Quotas | None = None
+        self,
+        messages: AsyncIterator[Any],
+        caller: Caller | None = None,
+        quotas: Quotas | None = None,
+        check_standing: Callable[[Caller], None] | None = None,
     ) -> None:
         self._messages = messages
         self._caller = caller
         self._quotas = quotas
+        self._check_standing = check_standing
         self._first = True
 
     def __aiter__(self) -> Self:
@@ -93,6 +100,8 @@ class Incoming:
     async def __anext__(self) -> Any:
         message = checked(await anext(self._messages))
         if self._caller is not None:
+            if self._check_standing is not None:
+                self._check_standing(self._caller)
             impose(message, self._caller, first=self._first)
             self._first = False
             if self._quotas is not None:

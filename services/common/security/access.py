@@ -48,6 +48,8 @@ class Access:
         self._certified = certified
         self.quotas = None if tokens is None else Quotas(tokens.quota)
         """What tenants take; None where there are none to tell apart."""
+        self.check_standing = None if tokens is None else tokens.check_standing
+        """Looks again at who makes a call that has run for a while; None where it is settled once."""
 
     def admit(self, method: str, context: Context) -> Caller | None:
         """Returns who calls; None where nobody is asked, or nobody can be.

@@ -39,6 +39,8 @@ CHECK_S = 1.0
 _KEPT = 10_000
 _FAR_S = 2**40
 """Tokens that end later end then: what a token says may be longer than a number."""
+_KEY = "key:"
+"""What stands before the id of a static key in its caller's name."""
 _CURVES = ("P-256", "P-384", "P-521", "Ed25519", "Ed448")
 _TOLD_A_SECOND = 10
 
@@ -80,6 +82,7 @@ class TokenVerifier:
             self._keys, self._access = self._read()
         except ValueError as error:
             raise StartError(str(error)) from error
+        self._named = _names(self._access)
         self._looked_at = time.monotonic()
 
     def verify(self, token: str) -> Caller:
@@ -99,6 +102,20 @@ class TokenVerifier:
                     self._verified.popitem(last=False)
             return found[0]
 
+    def check_standing(self, caller: Caller) -> None:
+        """Looks again at who makes a call that has run for a while.
+
+        A static key ends with its entry. A signed token is looked at once: its time is that in which calls may begin,
+        and its signer's key may leave the set once that is over.
+
+        Raises:
+            UnauthenticatedError: the caller's key was withdrawn.
+        """
+        with self._lock:
+            self._refresh()
+            if caller.name.startswith(_KEY) and caller.name not in self._named:
+                raise _invalid("is a key that was withdrawn")
+
     def quota(self, tenant: str) -> Quota:
         """Returns what a tenant may take; one that the access file does not name has no limits."""
         with self._lock:
@@ -113,7 +130,7 @@ class TokenVerifier:
             until = float("inf") if key.expires_at is None else key.expires_at
             if until <= self._now():
                 raise UnauthenticatedError("the token has ended", reason=reasons.TOKEN_EXPIRED)
-            return Caller(f"key:{key.id}", key.tenant, key.scopes), until
+            return Caller(_KEY + key.id, key.tenant, key.scopes), until
         if self._keys is None:
             raise _invalid("is no known key")
         return self._judge_signed(token)
@@ -166,6 +183,7 @@ class TokenVerifier:
             _log.error("access.refused_change", why=str(error))
             return
         self._verified.clear()
+        self._named = _names(self._access)
         _log.info("access.reloaded", keys=len(self._access.keys), signers=len(self._keys or ()))
 
     def _look_at(self) -> tuple[tuple[int, int, int], ...]:
@@ -184,6 +202,11 @@ class TokenVerifier:
         keys = None if self._sources.jwks is None else read_key_set(self._sources.jwks)
         access = AccessFile() if self._sources.access is None else access_file.read(self._sources.access)
         return keys, access
+
+
+def _names(access: AccessFile) -> frozenset[str]:
+    """Callers' names of every static key."""
+    return frozenset(_KEY + key.id for key in access.keys.values())
 
 
 def read_key_set(path: Path) -> dict[str | None, Any]:
