@@ -213,8 +213,10 @@ def test_a_stream_ends_when_its_key_is_withdrawn_and_others_go_on(suite: Secured
         for number in itertools.count():
             request = broker_service_pb2.GenerationRequest(request_id=f"{name}-{number}", max_tokens=2)
             request.prompt.text = "hello"
-            opening = {"open": broker_service_pb2.ExchangeOpen()} if not number else {}
-            yield broker_service_pb2.ExchangeRequest(requests=[request], **opening)
+            message = broker_service_pb2.ExchangeRequest(requests=[request])
+            if not number:
+                message.open.SetInParent()
+            yield message
             going.acquire()
 
     with suite.channel() as channel:

@@ -38,6 +38,8 @@ FAULTS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DAT
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fabric]:
     with Fabric(tmp_path_factory.mktemp("wire")) as made:
+        for service in (*made.workers, *made.brokers):
+            service.settings["health_listen"] = "127.0.0.1:0"
         made.start()
         block_until(lambda: served(made), within_s=30, what="the first answer")
         yield made
@@ -55,6 +57,24 @@ def served(fabric: Fabric, *, within_s: float = 10.0) -> bool:
         except grpc.RpcError:
             return False
         return bool(answer.result.samples)
+
+
+def doors(fabric: Fabric) -> list[str]:
+    """Every address at which the suite listens: calls, health alone, metrics."""
+    running = [service.process for service in fabric.services if service.process is not None]
+    assert len(running) == 3
+    alone = [process.line["health"] for process in running if "health" in process.line]
+    assert len(alone) == 2
+    return [*(process.address for process in running), *alone, *(process.metrics for process in running)]
+
+
+def scraped(address: str) -> bool:
+    """Whether Prometheus gets what it asks for."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+            return b"ifabric_process_info" in answer.read()
+    except OSError:
+        return False
 
 
 def connected(address: str) -> socket.socket:
@@ -173,8 +193,8 @@ def test_junk_on_a_connection_harms_that_connection_only(
     rng = random.Random(11)
     pids = [service.process.pid for service in fabric.services if service.process is not None]
     with ExitStack() as stack:
-        for address in (fabric.brokers[0].address, fabric.provisioner.address, fabric.workers[0].address):
-            for _ in range(5):
+        for address in doors(fabric):
+            for _ in range(3):
                 connection = stack.enter_context(connected(address))
                 try:
                     connection.sendall(make(rng))
@@ -183,6 +203,10 @@ def test_junk_on_a_connection_harms_that_connection_only(
         assert served(fabric)
     assert all(psutil.pid_exists(pid) for pid in pids)
     assert served(fabric)
+    for service in fabric.services:
+        assert service.process is not None
+        assert scraped(service.process.metrics)
+        assert [line for line in service.process.stderr().splitlines() if not line.startswith("{")] == []
 
 
 def test_clients_that_speak_a_byte_at_a_time_keep_nobody_waiting(fabric: Fabric) -> None:
@@ -190,14 +214,6 @@ def test_clients_that_speak_a_byte_at_a_time_keep_nobody_waiting(fabric: Fabric)
     hello = PREFACE + frame(4, 0, 0, b"")
     metrics = fabric.brokers[0].process
     assert metrics is not None
-
-    def scraped() -> bool:
-        try:
-            with urllib.request.urlopen(f"http://{metrics.metrics}/metrics", timeout=5) as answer:
-                return b"ifabric_broker" in answer.read()
-        except OSError:
-            return False
-
     with ExitStack() as stack:
         slow = [(stack.enter_context(connected(fabric.brokers[0].address)), hello) for _ in range(200)]
         slow += [(stack.enter_context(connected(metrics.metrics)), b"GET /metrics HTTP/1.1\r\nX: ") for _ in range(200)]
@@ -209,7 +225,7 @@ def test_clients_that_speak_a_byte_at_a_time_keep_nobody_waiting(fabric: Fabric)
                     continue
             if place % 4 == 0:
                 assert served(fabric)
-                assert scraped()
+                assert scraped(metrics.metrics)
 
 
 def test_ten_thousand_half_open_connections_keep_nobody_waiting(fabric: Fabric) -> None:
