@@ -9,7 +9,8 @@ import pytest
 
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc, job_service_pb2, job_service_pb2_grpc
 from ifabric_client import AsyncClient, CallError, Request, RetryPolicy
-from services.common.errors import AlreadyExistsError, FabricError, UnavailableError
+from services.common import reasons
+from services.common.errors import AlreadyExistsError, FabricError, UnavailableError, to_status
 from tests.support.servers import serving
 
 if TYPE_CHECKING:
@@ -26,9 +27,11 @@ ROWS = [Request(LONG, 2) for _ in range(40)]
 class Breaking:
     """A broker whose streams end after their first message, so many times; then it serves."""
 
-    def __init__(self, error: FabricError, times: int) -> None:
+    def __init__(self, error: FabricError, times: int, *, in_flight: int = 0) -> None:
         self.error = error
         self.times = times
+        self.in_flight = in_flight
+        """Requests that are refused because their id is in flight, once no stream breaks any more."""
         self.rows: dict[int, int] = {}
 
     async def CreateJob(self, request: Any, context: Any) -> Any:
@@ -51,7 +54,12 @@ class Breaking:
             for request in message.requests:
                 self._break()
                 response = broker_service_pb2.ExchangeResponse()
-                response.outcomes.add(request_id=request.request_id).finished.engine_digest = "d"
+                outcome = response.outcomes.add(request_id=request.request_id)
+                if self.in_flight:
+                    self.in_flight -= 1
+                    outcome.failed.CopyFrom(to_status(AlreadyExistsError("in flight", reason=reasons.ID_IN_FLIGHT)))
+                else:
+                    outcome.finished.engine_digest = "d"
                 yield response
 
     def __getattr__(self, name: str) -> Any:
@@ -98,3 +106,16 @@ async def test_a_run_whose_stream_breaks_goes_on() -> None:
     ):
         ended = [outcome.id async for outcome in client.run(ROWS)]
     assert sorted(map(int, ended)) == list(range(len(ROWS)))
+
+
+async def test_rows_that_meet_themselves_after_a_break_run_again() -> None:
+    """The broker may take a moment to hear that the stream is gone which brought them first."""
+    broker = Breaking(UnavailableError("away"), times=1, in_flight=3)
+    rows = [Request("x", 2, id=f"r{number}") for number in range(8)]
+    async with (
+        serving(add, broker, "ifabric.broker.v1.BrokerService") as server,
+        AsyncClient(server.address, retries=POLICY) as client,
+    ):
+        ended = {outcome.id: outcome.error async for outcome in client.run(rows)}
+    assert ended == {row.id: None for row in rows}
+    assert broker.in_flight == 0

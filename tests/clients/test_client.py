@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,17 @@ def test_a_stream_that_is_left_early_ends_its_request(door: Door) -> None:
         assert next(pieces).answer is None
         pieces.close()  # type: ignore[attr-defined] # a generator
         assert client.generate("Next", max_tokens=1, engine_id="texts").usage.generated_tokens == 1
+
+
+async def test_runs_beside_each_other_do_not_meet_in_positions(door: Door) -> None:
+    async def run(client: AsyncClient) -> list[Any]:
+        return [outcome async for outcome in client.run([Request(f"{n}", 20, engine_id="texts") for n in range(100)])]
+
+    async with AsyncClient(door.suite.broker) as one, AsyncClient(door.suite.broker) as other:
+        both = await asyncio.gather(run(one), run(other))
+    for outcomes in both:
+        assert [outcome.error for outcome in outcomes] == [None] * 100
+        assert sorted(int(outcome.id) for outcome in outcomes) == list(range(100))
 
 
 def test_two_open_requests_of_one_id_are_refused_here(door: Door) -> None:

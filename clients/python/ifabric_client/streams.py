@@ -8,6 +8,7 @@ outcome goes again over a new one.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -51,6 +52,10 @@ class Run:
         self._patience = Patience(policy)
         self._open: dict[str, pb.GenerationRequest] = {}
         self._again: list[pb.GenerationRequest] = []
+        self._prefix = f"{uuid.uuid4().hex[:16]}-"
+        """Before positions that stand for ids: other runs of the tenant have the same positions."""
+        self._resent: set[str] = set()
+        """Open requests that went over an earlier stream, which the broker may still be ending."""
         self._unsendable: dict[str, CallError] = {}
         """Why open requests went without what they hold: the broker refuses them in their place."""
         self._room = asyncio.Condition()
@@ -76,13 +81,15 @@ class Run:
                 async for message in call:
                     for each in message.outcomes:
                         own = self._unsendable.pop(each.request_id, None)
-                        outcome = Outcome(each.request_id, error=own) if own else wire.outcome(each.request_id, each)
-                        if outcome.error is not None and outcome.error.passing:
+                        shown = each.request_id.removeprefix(self._prefix)
+                        outcome = Outcome(shown, error=own) if own else wire.outcome(shown, each)
+                        if outcome.error is not None and self._is_put_off(each.request_id, outcome.error):
                             put_off = outcome.error  # nothing is wrong with the request
                             self._full = True
                         else:
                             self._patience.progress()
                             self._open.pop(each.request_id)
+                            self._resent.discard(each.request_id)
                             yield outcome
                     async with self._room:
                         self._room.notify_all()
@@ -100,14 +107,18 @@ class Run:
                 await asyncio.gather(sender, return_exceptions=True)
                 call.cancel()
             self._again = list(self._open.values())
+            self._resent.update(self._open)
             if put_off is None:
                 return
             await self._patience.wait(put_off, put_off.retry_after_s)
 
+    def _is_put_off(self, request_id: str, error: CallError) -> bool:
+        return error.passing or (error.reason == "ID_IN_FLIGHT" and request_id in self._resent)
+
     def _messages(self, requests: Iterable[Request]) -> Iterator[pb.GenerationRequest]:
         for position, request in enumerate(requests):
             wire.check_row(request, position)
-            request_id = request.id or str(position)
+            request_id = request.id or f"{self._prefix}{position}"
             try:
                 message = wire.request_message(request, request_id, self._tenant)
             except CallError as error:

@@ -39,7 +39,8 @@ class Request:
     max_tokens: int | None = None
     """Most tokens to generate; None, and only None, for engines that generate nothing."""
     id: str = ""
-    """Unique among the rows that it is sent with; the position where it is empty."""
+    """Unique among the rows of a job, and among what a tenant has in flight over streams; outcomes of rows where it is
+    empty have their position, which no other run can meet."""
     engine_id: str = ""
     """Engine to run on; empty for any that can. Rows of a job leave it to the job."""
     stop: tuple[str, ...] = ()
