@@ -91,14 +91,19 @@ class EnginePlan:
         return engine_cards(self.tier)
 
 
-def plan(tier: CardTier, model: ModelConfig) -> EnginePlan:
+def plan(tier: CardTier, model: ModelConfig, *, own_kernels: bool = False) -> EnginePlan:
     """Plans an engine.
+
+    Args:
+        tier: What it shall hold.
+        model: Of what.
+        own_kernels: Whether attention, norms and gated units of a mining plan are kernels of our own, which hold less.
 
     Raises:
         FailedPreconditionError: The tier does not fit the model: the sum is in the message.
     """
     if isinstance(tier.limits, MiningLimits):
-        return _plan_mining(tier, model, tier.limits)
+        return _plan_mining(tier, model, tier.limits, own_kernels=own_kernels)
     return _plan_generation(tier, model, tier.limits)
 
 
@@ -131,7 +136,9 @@ def weights_bytes(model: ModelConfig, weights: str, cards: CardSet, *, head: boo
     return layers * layer + ends + shape.hidden_size * _WIDE
 
 
-def activation_token_bytes(shape: ModelShape, weights: str, cards: CardSet, *, row_tokens: int | None) -> int:
+def activation_token_bytes(
+    shape: ModelShape, weights: str, cards: CardSet, *, row_tokens: int | None, own_kernels: bool = False
+) -> int:
     """What one token of a step holds at the widest moment of a layer, in bytes.
 
     The residual stream and the normed input live through a layer. In the gated unit both products and what comes of
@@ -139,7 +146,8 @@ def activation_token_bytes(shape: ModelShape, weights: str, cards: CardSet, *, r
     rotated float32 forms and the scores twice where its attention is recorded, and its builder does not give one half
     of a layer the memory of the other: a plan for an H200 kept 149,248 bytes in FP8 and 164,352 in bfloat16 with
     attention of our own (docs/gpu-truth.md), where this gives 157,440 and 172,544; recorded in bfloat16 it kept
-    222,720.
+    222,720. Where norms and gated units are kernels of our own as well (`own_kernels`), what is wide lives in one half
+    only, and the normed input is nothing but the kernel's result: the same plan in FP8 kept 67,328, which this gives.
     """
     parallel = cards.tensor_parallel
     width, kv_width = (math.ceil(n * shape.head_size / parallel) for n in (shape.heads, shape.kv_heads))
@@ -148,6 +156,8 @@ def activation_token_bytes(shape: ModelShape, weights: str, cards: CardSet, *, r
     stream = shape.hidden_size * (_WIDE + _WIDE + narrow)
     gated = inner * (2 * _WIDE + narrow)
     attention = (width + 2 * kv_width) * _WIDE + width * _WIDE
+    if row_tokens is not None and own_kernels:
+        return shape.hidden_size * (_WIDE + narrow) + max(gated, attention)
     if row_tokens is not None:
         attention += (width + kv_width) * 4 + 2 * math.ceil(shape.heads / parallel) * row_tokens * _WIDE
         return stream + gated + attention
@@ -194,9 +204,11 @@ def _plan_generation(tier: CardTier, model: ModelConfig, limits: GenerationLimit
     return EnginePlan(tier, model, slots, sequence, limits.max_output_tokens, fraction, token, memory)
 
 
-def _plan_mining(tier: CardTier, model: ModelConfig, limits: MiningLimits) -> EnginePlan:
+def _plan_mining(tier: CardTier, model: ModelConfig, limits: MiningLimits, *, own_kernels: bool) -> EnginePlan:
     cards = engine_cards(tier)
-    token = activation_token_bytes(model.shape, limits.weights, cards, row_tokens=limits.row_tokens)
+    token = activation_token_bytes(
+        model.shape, limits.weights, cards, row_tokens=limits.row_tokens, own_kernels=own_kernels
+    )
     memory = Memory(
         weights=weights_bytes(model, limits.weights, cards, head=False),
         activations=limits.step_token_budget * token,

@@ -64,7 +64,9 @@ def llama_parts(engine: CardEngine) -> dict[str, int]:
     }
 
 
-def mining_parts(shape: ModelShape, *, rows: int, prompts: int, weights: str, packed: bool) -> dict[str, int]:
+def mining_parts(
+    shape: ModelShape, *, rows: int, prompts: int, weights: str, packed: bool, own_kernels: bool
+) -> dict[str, int]:
     """Memory of a mining engine behind the raw TensorRT launcher, in bytes, with launches of at most `rows` rows."""
     model = ModelConfig(shape, tied_embeddings=False, trained_tokens=ROW_TOKENS, end_token_ids=())
     tokens = rows * ROW_TOKENS
@@ -72,7 +74,8 @@ def mining_parts(shape: ModelShape, *, rows: int, prompts: int, weights: str, pa
     return {
         "weights": weights_bytes(model, weights, _CARDS, head=False),
         "cache": 0,
-        "activations": tokens * activation_token_bytes(shape, weights, _CARDS, row_tokens=ROW_TOKENS),
+        "activations": tokens
+        * activation_token_bytes(shape, weights, _CARDS, row_tokens=ROW_TOKENS, own_kernels=own_kernels),
         "buffers": LAUNCHER_BUFFERS * (inputs + prompts * shape.hidden_size * 2),
     }
 
@@ -104,6 +107,7 @@ def main() -> None:
     mining.add_argument("--rows", type=int, required=True)
     mining.add_argument("--prompts", type=int, help="most prompts of a launch; four times the rows, as it is built")
     mining.add_argument("--format", choices=("bfloat16", "fp8"), required=True)
+    mining.add_argument("--own-kernels", action="store_true", help="attention, norms and gated units are ours")
     mining.add_argument("--activations-mib", type=int, help="measured, instead of the planner's")
     for name in MEASURED:
         mining.add_argument(f"--{name}-mib", type=int, default=0, help="measured on a card")
@@ -128,7 +132,9 @@ def main() -> None:
     shape = dense_7b(said.layers)
     prompts = said.prompts or 4 * said.rows
     packed = said.layout == "packed"
-    parts = mining_parts(shape, rows=said.rows, prompts=prompts, weights=said.format, packed=packed)
+    parts = mining_parts(
+        shape, rows=said.rows, prompts=prompts, weights=said.format, packed=packed, own_kernels=said.own_kernels
+    )
     if said.activations_mib is not None:
         parts["activations"] = said.activations_mib * MIB
     parts |= {name: getattr(said, f"{name}_mib") * MIB for name in MEASURED}

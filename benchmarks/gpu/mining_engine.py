@@ -37,7 +37,7 @@ from benchmarks.gpu.mining_model import (
 )
 from benchmarks.gpu.plan_runner import CLASSES, Runner, breakdown_lines, by_class, used_bytes
 from engines.graph import plugins
-from engines.mining.layer import RECORDED, Fusion
+from engines.mining.layer import PARTS, RECORDED, Fusion
 
 if TYPE_CHECKING:
     from engines.mining.layer import Fp8Scales
@@ -195,7 +195,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--beside",
         nargs="+",
-        choices=mining_plan.PARTS,
+        choices=PARTS,
         action="append",
         default=[],
         help="with --fused: these parts as well; may be given again",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engines.graph import plugins
 from engines.graph.tensorrt_lowering import ProfileRange, build_plan
-from engines.mining.layer import RECORDED, Fp8Scales, Fusion
+from engines.mining.layer import PARTS, RECORDED, Fp8Scales, Fusion
 from engines.mining.network import build_network
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from benchmarks.gpu.mining_model import RandomWeights
     from engines.model_config import ModelShape
 
-PARTS: Final = ("attention", "norm", "gated_unit")
 WORKSPACE_BYTES: Final = 16 << 30
 
 
@@ -40,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fused", type=Path, metavar="LIBRARY", help=f"build with the plugins of this {plugins.LIBRARY}"
     )
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["attention"], help="of a layer, with --fused")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of a layer, with --fused; all")
     parser.add_argument("--wide-results", action="store_true", help="kernels hand on 16 bits in FP8 networks, too")
 
 
@@ -58,8 +57,7 @@ def parts_of(said: argparse.Namespace, parts: Sequence[str]) -> Fusion:
 
 def label(fused: Fusion) -> str:
     """Of a row of a table: the parts that are kernels of our own, or `recorded`."""
-    parts = [part for part in PARTS if getattr(fused, part)]
-    return "+".join(parts) + ("" if fused.fp8_results else ", wide results") if parts else "recorded"
+    return "+".join(fused.parts) + ("" if fused.fp8_results else ", wide results") if fused.parts else "recorded"
 
 
 def make_plan(

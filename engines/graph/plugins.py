@@ -26,6 +26,9 @@ NAMES: Final = {"packed_attention": "ifab_packed_attention", "gated_unit": "ifab
 HEAD_SIZES: Final = (64, 128)
 ROW_TOKENS_STEP: Final = 16
 ROW_TOKENS_MAX: Final = 8192
+ROW_VALUES_STEP: Final = 8
+ROW_VALUES_MAX: Final = 32_768
+"""What a row of norm or gated unit may hold: values that are read in 16 bytes, and as many as one block holds."""
 
 
 class BuilderRefusedError(RuntimeError):
@@ -45,6 +48,13 @@ def limits(*, heads: int, kv_heads: int, head_size: int, row_tokens: int) -> str
         return f"{heads} heads of queries for {kv_heads} heads of keys, which is no whole number each"
     if row_tokens % ROW_TOKENS_STEP or not 0 < row_tokens <= ROW_TOKENS_MAX:
         return f"rows of {row_tokens} tokens, and the kernel takes multiples of {ROW_TOKENS_STEP} to {ROW_TOKENS_MAX}"
+    return None
+
+
+def row_limits(width: int) -> str | None:
+    """Why the kernels of norm and gated unit do not take rows of so many values; None where they do."""
+    if width % ROW_VALUES_STEP or not 0 < width <= ROW_VALUES_MAX:
+        return f"rows of {width} values, and the kernels take multiples of {ROW_VALUES_STEP} to {ROW_VALUES_MAX}"
     return None
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from engines.card_tier import CardTier
     from engines.model_config import ModelConfig, ModelShape
 
-_RECIPE: Final = 2
+_RECIPE: Final = 3
 """Number of the way in which engines are made here; another number makes every engine anew."""
 _SCALES_FILE: Final = "scales.json"
 CALIBRATION_PROMPTS_MAX: Final = 512
@@ -77,7 +77,7 @@ def build_mining_engine(wanted: MiningBuild, *, compiler: builder.Compiler | Non
     tier = wanted.tier
     limits = tier.mining
     config = model_config.read(wanted.model)
-    planned = planner.plan(tier, config)
+    planner.plan(tier, config)  # whatever kernels there are, a tier that does not fit is refused before they are found
     if bad := [layer for layer in wanted.layers if not -1 <= layer < config.shape.layers]:
         raise FailedPreconditionError(f"layers: {bad[0]} is not one of -1 to {config.shape.layers - 1}")
     tokenizer = wanted.model / TOKENIZER_FILE
@@ -92,9 +92,9 @@ def build_mining_engine(wanted: MiningBuild, *, compiler: builder.Compiler | Non
         _hold(checkpoint, config.shape)
         wanted.progress(Progress("reading the checkpoint", 0, 1))
         texts = None if wanted.calibration is None or limits.weights != _FP8 else _read(wanted.calibration)
-        fused, why = _fusion(config.shape, limits.row_tokens, compiler)
+        fused, remarks = _fusion(config.shape, limits.row_tokens, compiler)
+        planned = planner.plan(tier, config, own_kernels=fused.all_parts)
         inputs = _inputs(wanted, compiler, fused, checkpoint.digest(), sources.digest(tokenizer), texts)
-        remarks = () if why is None else (f"attention is left to TensorRT's own kernels: {why}",)
         rows = limits.step_token_budget // limits.row_tokens
         engine = MiningEngine(
             engine_id=f"{wanted.engine_name}-{limits.weights}-{tier.name}",
@@ -113,10 +113,10 @@ def build_mining_engine(wanted: MiningBuild, *, compiler: builder.Compiler | Non
             flags=(
                 f"tier={tier.name}",
                 "network=engines.mining",
-                f"attention={'fused' if fused.attention else 'recorded'}",
+                f"kernels={','.join(fused.parts) or 'recorded'}",
                 f"{inspect.INPUTS_FLAG}={inputs}",
             ),
-            plugins=(compiler.plugins,) if fused.attention and compiler.plugins is not None else (),
+            plugins=(compiler.plugins,) if fused.parts and compiler.plugins is not None else (),
             calibration=None if texts is None else f"{len(texts.splitlines())} texts, sha256 {_sha256(texts)[:16]}",
         )
         with workplace(wanted.target) as place:
@@ -185,12 +185,23 @@ def _hold(checkpoint: Checkpoint, shape: ModelShape) -> None:
         raise FailedPreconditionError(f"{checkpoint.directory}: tensor {biases[0]} is a bias, and the network has none")
 
 
-def _fusion(shape: ModelShape, row_tokens: int, compiler: builder.Compiler) -> tuple[Fusion, str | None]:
-    """Which parts are kernels of our own, and why attention is not, where it is not."""
+def _fusion(shape: ModelShape, row_tokens: int, compiler: builder.Compiler) -> tuple[Fusion, tuple[str, ...]]:
+    """Which parts are kernels of our own, and of each that is not why; which are faster, a card said (gpu-truth)."""
     if compiler.plugins is None:
-        return RECORDED, f"{plugins.LIBRARY} is not in `plugins` beside the native library"
-    why = plugins.limits(heads=shape.heads, kv_heads=shape.kv_heads, head_size=shape.head_size, row_tokens=row_tokens)
-    return (Fusion(attention=True), None) if why is None else (RECORDED, why)
+        return RECORDED, (_left("all", f"{plugins.LIBRARY} is not in `plugins` beside the native library"),)
+    refusals = {
+        "attention": plugins.limits(
+            heads=shape.heads, kv_heads=shape.kv_heads, head_size=shape.head_size, row_tokens=row_tokens
+        ),
+        "norm": plugins.row_limits(shape.hidden_size),
+        "gated_unit": plugins.row_limits(shape.intermediate_size),
+    }
+    fused = Fusion(**{part: why is None for part, why in refusals.items()})
+    return fused, tuple(_left(part, why) for part, why in refusals.items() if why is not None)
+
+
+def _left(part: str, why: str) -> str:
+    return f"{part.replace('_', ' ')} is left to TensorRT's own kernels: {why}"
 
 
 def _inputs(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,10 @@ class Fp8Scales:
     activations: dict[str, float]
 
 
+PARTS: Final = ("attention", "norm", "gated_unit")
+"""What of a layer can be a kernel of our own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fusion:
     """Which parts of a layer are one kernel of our own each, which a builder takes as a plugin; the rest is recorded.
@@ -60,6 +64,16 @@ class Fusion:
     gated_unit: bool = False
     fp8_results: bool = True
     """Whether in an FP8 network a kernel's result leaves it as FP8; otherwise in 16 bits, quantised by the builder."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts that are kernels of our own."""
+        return tuple(part for part in PARTS if getattr(self, part))
+
+    @property
+    def all_parts(self) -> bool:
+        """Whether every part that can be is a kernel of our own."""
+        return self.parts == PARTS
 
 
 RECORDED = Fusion()

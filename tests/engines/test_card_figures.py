@@ -65,9 +65,10 @@ def test_products_are_counted_once() -> None:
     ("line", "fused", "label"),
     [
         ("", RECORDED, "recorded"),
-        ("--fused lib.so", Fusion(attention=True), "attention"),
+        ("--fused lib.so", Fusion(True, True, True), "attention+norm+gated_unit"),
+        ("--fused lib.so --parts attention", Fusion(attention=True), "attention"),
         ("--fused lib.so --parts attention norm", Fusion(attention=True, norm=True), "attention+norm"),
-        ("--fused lib.so --wide-results", Fusion(attention=True, fp8_results=False), "attention, wide results"),
+        ("--fused lib.so --parts norm --wide-results", Fusion(norm=True, fp8_results=False), "norm, wide results"),
     ],
 )
 def test_the_command_line_says_which_kernels_are_ours(line: str, fused: Fusion, label: str) -> None:
@@ -78,7 +79,8 @@ def test_the_command_line_says_which_kernels_are_ours(line: str, fused: Fusion, 
 
 
 def test_further_parts_are_measured_beside_each_once() -> None:
-    line = "--out folder --fused lib.so --beside attention norm --beside attention --beside norm --beside-recorded"
+    line = "--out folder --fused lib.so --parts attention --beside attention norm --beside attention --beside norm"
+    line += " --beside-recorded"
     found = mining_engine.fusions_of(mining_engine.options().parse_args(line.split()))
     assert list(map(mining_plan.label, found)) == ["attention", "attention+norm", "norm", "recorded"]
     without = mining_engine.options().parse_args(["--out", "folder", "--beside", "norm"])

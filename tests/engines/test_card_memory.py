@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from benchmarks.gpu.llama_engine import CardEngine
-from benchmarks.gpu.memory import llama_parts
+from benchmarks.gpu.memory import llama_parts, mining_parts
+from benchmarks.gpu.mining_model import dense_7b
 from engines.planner import MIB
 
 
@@ -36,6 +37,13 @@ def test_a_mining_worker_takes_what_is_predicted(layers: int, seen_mib: int) -> 
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
     assert json.loads(done.stdout.splitlines()[-1])["predicted_over_seen"] == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize(("tokens", "kept"), [(2_048, 138_412_032), (8_192, 551_550_976)])
+def test_a_plan_with_kernels_of_our_own_keeps_what_is_predicted(tokens: int, kept: int) -> None:
+    # `context_bytes` of a plan on an H200, FP8, with attention, norms and gated units of our own (docs/gpu-truth.md).
+    parts = mining_parts(dense_7b(4), rows=tokens // 128, prompts=256, weights="fp8", packed=True, own_kernels=True)
+    assert parts["activations"] == pytest.approx(kept, rel=0.005)
 
 
 def test_the_command_sums_its_parts_and_compares_with_what_was_seen() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,7 @@ def library(tmp_path: Path) -> Path:
     return path
 
 
-def test_with_the_plugin_library_attention_is_one_kernel_and_the_engine_carries_it(
+def test_with_the_plugin_library_each_part_is_one_kernel_and_the_engine_carries_it(
     wanted: MiningBuild, library: Path
 ) -> None:
     write_checkpoint(wanted.model, WIDE, ml_dtypes.bfloat16)
@@ -145,7 +146,9 @@ def test_with_the_plugin_library_attention_is_one_kernel_and_the_engine_carries_
     (remark,) = recorded.remarks
     assert remark.endswith("libifab_plugins.so is not in `plugins` beside the native library")
     assert json.loads((wanted.target / "tensorrt.json").read_text())["plugins"] == []
-    assert "attention=recorded" in inspect.describe(wanted.target).contract.build.flags
+    contract = inspect.describe(wanted.target).contract
+    assert "kernels=recorded" in contract.build.flags
+    held = contract.card.memory_bytes
     built = build_mining_engine(wanted, compiler=compiler)
     assert built.fresh
     assert built.remarks == ()
@@ -153,12 +156,15 @@ def test_with_the_plugin_library_attention_is_one_kernel_and_the_engine_carries_
     assert json.loads((wanted.target / "tensorrt.json").read_text())["plugins"] == ["libifab_plugins.so"]
     assert (wanted.target / "libifab_plugins.so").read_bytes() == b"kernels"
     assert "libifab_plugins.so" in {file.path for file in inspect.describe(wanted.target).contract.files}
-    assert "attention=fused" in inspect.describe(wanted.target).contract.build.flags
+    contract = inspect.describe(wanted.target).contract
+    assert "kernels=attention,norm,gated_unit" in contract.build.flags
+    assert contract.card.memory_bytes < held, "kernels of our own hold less"
     assert not build_mining_engine(wanted, compiler=compiler).fresh
     library.write_bytes(b"other kernels")
     assert build_mining_engine(wanted, compiler=compiler).fresh
-    fused = [operation.kind for operation in compiler.compiled[0].operations].count("packed_attention")
-    assert fused == WIDE.layers
+    kinds = Counter(operation.kind for operation in compiler.compiled[0].operations)
+    assert (kinds["packed_attention"], kinds["gated_unit"]) == (WIDE.layers, WIDE.layers)
+    assert kinds["norm"] >= 2 * WIDE.layers
     assert plugins.kinds_of(without.compiled[0]) == frozenset()
     weights, prompts = make_weights(WIDE, ml_dtypes.bfloat16), make_prompts(WIDE)
     found = run(compiler.compiled[0], pack(prompts, 128))["hidden"]
@@ -166,14 +172,18 @@ def test_with_the_plugin_library_attention_is_one_kernel_and_the_engine_carries_
         assert cosine(found[index], hidden_states(WIDE, weights, prompt)[-1]) >= 0.98
 
 
-def test_a_model_that_the_kernel_does_not_take_keeps_the_recorded_operations(
-    wanted: MiningBuild, library: Path
-) -> None:
+def test_what_a_kernel_does_not_take_keeps_the_recorded_operations(wanted: MiningBuild, library: Path) -> None:
     compiler = Compiler(plugins=library)
     built = build_mining_engine(wanted, compiler=compiler)
     (remark,) = built.remarks
-    assert "heads of 16 values, and the kernel takes 64 or 128" in remark
-    assert plugins.kinds_of(compiler.compiled[0]) == frozenset()
+    assert remark.startswith("attention is left to TensorRT's own kernels: heads of 16 values, and the kernel takes 64")
+    assert plugins.kinds_of(compiler.compiled[0]) == {"norm", "gated_unit"}
+    assert "kernels=norm,gated_unit" in inspect.describe(wanted.target).contract.build.flags
+
+
+@pytest.mark.parametrize(("width", "taken"), [(8, True), (32_768, True), (0, False), (12, False), (32_776, False)])
+def test_rows_that_the_kernels_take(width: int, taken: bool) -> None:
+    assert (plugins.row_limits(width) is None) is taken
 
 
 def test_the_plugin_library_is_looked_for_beside_the_native_library(
