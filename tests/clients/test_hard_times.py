@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING
 
@@ -56,22 +57,26 @@ def test_a_job_goes_on_while_its_broker_is_killed_again_and_again(tmp_path: Path
         thread.start()
         with Client(broker.address, retries=POLICY) as watching:
             for part in (1, ROWS // 2):  # in the middle of the upload
-                block_until(lambda part=part: _durable(watching) >= part, within_s=60)
+                block_until(functools.partial(_has_durable, watching, part), within_s=60)
                 broker.kill()
                 broker.start()
             for part in (1, ROWS // 2):  # in the middle of the results
-                block_until(lambda part=part: len(ended) >= part or not thread.is_alive(), within_s=60)
+                block_until(functools.partial(_has, ended, part), within_s=60)
                 broker.kill()
                 broker.start()
         thread.join(120)
     assert ended == [row.id for row in rows]
 
 
-def _durable(client: Client) -> int:
-    """Rows that the broker keeps; 0 before there is a job."""
+def _has(ended: list[str], count: int) -> bool:
+    return len(ended) >= count
+
+
+def _has_durable(client: Client, count: int) -> bool:
+    """Whether the broker keeps so many rows; there may be no job yet."""
     try:
-        return client.job("killed").durable_rows
+        return client.job("killed").durable_rows >= count
     except CallError as error:
         if error.reason != "JOB_UNKNOWN":
             raise
-        return 0
+        return False

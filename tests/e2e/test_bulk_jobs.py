@@ -291,3 +291,19 @@ def test_mining_that_is_killed_goes_on_and_every_row_lies_where_the_index_says(
     unknown = run(*words, "--engine-digest", "0")
     assert unknown.stderr.startswith("ifab: no engine 0 makes hidden states; engines that make hidden states: ")
     assert "states (" in unknown.stderr
+
+
+def test_two_commands_that_mine_at_the_same_time_do_not_meet(keeper: RunningSuite, tmp_path: Path) -> None:
+    commands = []
+    for name in ("one", "other"):
+        rows = tmp_path / f"{name}.jsonl"
+        rows.write_text("".join(json.dumps({"prompt": f"{name} {n}"}) + "\n" for n in range(3_000)))
+        commands.append(start("mine", str(rows), "-o", str(tmp_path / name), "--broker", keeper.broker, "--json"))
+    try:
+        for command in commands:
+            out, err = command.communicate(timeout=60)
+            assert command.returncode == 0, err
+            assert (json.loads(out)["rows"], json.loads(out)["failed"]) == (3_000, 0)
+    finally:
+        for command in commands:
+            end(command)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -193,8 +194,9 @@ class _Collector:
         self._tell_at = 0.0
 
     def missing(self, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
-        """The rows that have not ended, under their lines' numbers as request ids."""
+        """The rows that have not ended, under request ids that no other run has, nor an earlier stream of this one."""
         self._names.clear()
+        stream = uuid.uuid4().hex[:16]
         again = self._done > 0
         for row in rows:
             if again and (row.line in self._held or self._index.has(row.line)):
@@ -204,7 +206,7 @@ class _Collector:
                 yield BadRow(row.line, row.row_id, InvalidArgumentError.of([violation]))
             elif isinstance(row, Row):
                 self._names[row.line] = row.row_id
-                row.request.request_id = str(row.line)
+                row.request.request_id = f"{stream}-{row.line}"
                 row.request.engine.engine_digest = self._run.engine_digest
                 yield row
             else:
