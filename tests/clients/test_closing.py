@@ -94,6 +94,15 @@ async def test_a_task_that_is_cancelled_is_cancelled(door: Door) -> None:
             await reading
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT as Python has it, also where whoever started the tests ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("name", ["stream", "run"])
 def test_an_interrupt_is_one_and_the_client_goes_on(door: Door, name: str) -> None:
     with Client(door.suite.broker) as client:
