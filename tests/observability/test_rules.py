@@ -111,6 +111,14 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
+_ROWS_FAILED, _ROWS_FINISHED = (f'ifabric_broker_job_rows_total{{outcome="{how}"}}' for how in ("failed", "finished"))
+FURTHER: tuple[tuple[str, Case], ...] = (
+    ("IfabricEngineStalled", jump('ifabric_worker_engine_stalls_total{engine="e"}')),
+    ("IfabricRequestsFail", share(_ROWS_FAILED, _ROWS_FINISHED, 5)),
+)
+"""Other ways to the same alert."""
+
+
 def promtool(*words: str) -> subprocess.CompletedProcess[str]:
     assert shutil.which("promtool"), "promtool is missing: run scripts/bootstrap tests"
     return subprocess.run(["promtool", *words], capture_output=True, text=True, timeout=50, check=False)
@@ -139,7 +147,7 @@ def test_the_rules_are_well_formed() -> None:
 
 def test_each_alert_fires_when_it_should_and_is_quiet_otherwise(tmp_path: Path) -> None:
     tests: list[dict[str, Any]] = []
-    for alert, cases in CASES.items():
+    for alert, cases in (*CASES.items(), *FURTHER):
         for series, expected in zip(cases, (1, 0), strict=True):
             firing = f'max_over_time(sum(ALERTS{{alertname="{alert}",alertstate="firing"}})[60m:30s])'
             tests.append(
