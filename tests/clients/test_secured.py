@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,22 @@ def test_the_kserve_pages_example_of_tls_and_token_runs_as_it_stands(secured: Se
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_the_recipe_for_grpcurl_with_tls_and_a_token_works(secured: SecuredSuite, tmp_path: Path) -> None:
+    page = " ".join((ROOT / "docs" / "clients.md").read_text().split())
+    found = re.search(r"leave `-plaintext` out and add `([^`]+)`; .* add `([^`]+)`", page)
+    assert found is not None
+    (tmp_path / "ca.pem").write_bytes(secured.authority.path.read_bytes())
+    (tmp_path / "build").symlink_to(ROOT / "build")
+    call = f"{secured.broker.address} ifabric.broker.v1.BrokerService/ListEngines"
+    for words, token, code in ((f"{found[1]} {found[2]}", key("acme"), 0), (found[1], key("acme"), 1)):
+        done = subprocess.run(
+            ["bash", "-euc", f"{ROOT}/.tools/bin/grpcurl {words} {call}"],
+            cwd=tmp_path, env={**os.environ, "TOKEN": token}, capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        assert (done.returncode == 0) == (code == 0), done.stderr
+        assert (secured_engine(secured) in done.stdout) == (code == 0)
 
 
 def secured_engine(suite: SecuredSuite) -> str:
