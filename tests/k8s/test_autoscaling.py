@@ -48,7 +48,7 @@ def test_work_that_waits_brings_a_worker_and_its_end_takes_one_away(cluster: Clu
             cluster.ready(SIMULATED, 1)
             job, wanted = simulated_job(cluster, "queued", ROWS)
             cluster.ready(SIMULATED, 2)
-            assert job.process.poll() is None, "the second worker came when the work was done"
+            assert job.process.poll() is None, f"the work was over before the worker came: {job.process.communicate()}"
             assert wait_for_figure(cluster, "cpu-generate") == 0, (
                 "what waits for one engine is no other tier's business"
             )

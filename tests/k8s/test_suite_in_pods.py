@@ -46,7 +46,7 @@ def test_a_rolling_update_of_broker_and_provisioner_drops_no_row(cluster: Cluste
     cluster.kubectl("rollout", "restart", "-n", NAMESPACE, "deployment/broker", "deployment/provisioner")
     for name in ("broker", "provisioner"):
         cluster.kubectl("rollout", "status", "-n", NAMESPACE, f"deployment/{name}", "--timeout", "240s", within_s=250)
-    assert job.process.poll() is None, "the job was over before the update was"
+    assert job.process.poll() is None, f"the job was over before the update was: {job.process.communicate()}"
     assert_every_row_came(job, wanted)
     after = {pod["metadata"]["name"] for pod in cluster.ready(BROKERS, 2)}
     assert before & after == set()
