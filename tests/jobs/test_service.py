@@ -170,6 +170,13 @@ def test_uploads_must_continue_and_seals_must_agree(job: JobClient) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         list(job.stub.UploadRows(iter(gap), timeout=10))
     assert "the message before ended at row 5" in typed(caught.value).message
+    endless = wire.UploadRowsRequest(first_row=2**63 - 1, rows=requests(2), **job.name)
+    endless.rows[1].row_id = ""
+    with pytest.raises(grpc.RpcError) as caught:
+        list(job.stub.UploadRows(iter([endless]), timeout=10))
+    error = typed(caught.value)
+    assert isinstance(error, InvalidArgumentError)
+    assert [violation.field for violation in error.violations] == ["first_row"]
     with pytest.raises(FailedPreconditionError, match="has 5 durable rows"):
         job.seal(4)
     with pytest.raises(FailedPreconditionError, match="cancel it first"):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MESSAGES_AHEAD = 4
 """Messages that are read and not yet committed."""
+ROW_MOST = 2**40
+"""Highest number of a message's first row."""
 SILENCE_S = 300.0
 """Longest wait for a client's next message, in seconds."""
 _SLICE_ROWS = 2048
@@ -79,6 +81,8 @@ async def _read(
             elif message.job_id or message.tenant:
                 raise InvalidArgumentError.of([Violation("job_id", "is set again; only the first message carries it")])
             first = message.first_row
+            if first > ROW_MOST:
+                raise InvalidArgumentError.of([Violation("first_row", f"is {first}; at most {ROW_MOST} is served")])
             if first < 0 or (expected is not None and first != expected):
                 raise InvalidArgumentError.of(
                     [Violation("first_row", f"is {first}; the message before ended at row {expected or 0}")]
