@@ -12,7 +12,13 @@ from ifabric.broker.v1 import job_service_pb2 as pb
 from ifabric.broker.v1 import job_service_pb2_grpc
 from services.cli.running import sentence
 from services.common.backoff import Backoff
-from services.common.errors import FabricError, NotFoundError, ResourceExhaustedError, UnavailableError
+from services.common.errors import (
+    CancelledError_,
+    FabricError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from services.common.rpc import translated
 
 if TYPE_CHECKING:
@@ -145,7 +151,9 @@ class Patience:
         Raises:
             FabricError: `error`, where trying again does not help or the time is up.
         """
-        passing = isinstance(error, UnavailableError) or (
+        # A broker that ends takes calls with it that came too late to be told: gRPC calls them cancelled. Nobody here
+        # cancels what he waits for.
+        passing = isinstance(error, UnavailableError | CancelledError_) or (
             isinstance(error, ResourceExhaustedError) and error.retry_after_s is not None
         )
         now = time.monotonic()

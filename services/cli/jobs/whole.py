@@ -190,10 +190,9 @@ async def _fill(jobs: Jobs, job: pb.Job, given: Input, tell: Tell, silence_s: fl
 
 async def _ended(jobs: Jobs, job_id: str, silence_s: float) -> pb.Job:
     """The job, once it says that it has ended; its last result may be there a moment before."""
-    last = await jobs.get(job_id)
-    if last.state not in ENDED:
-        async for job in watch(jobs, job_id, silence_s):
-            last = job
+    last = pb.Job()
+    async for job in watch(jobs, job_id, silence_s):
+        last = job
     return last
 
 
