@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc, job_service_pb2, job_service_pb2_grpc
@@ -119,3 +120,28 @@ async def test_rows_that_meet_themselves_after_a_break_run_again() -> None:
         ended = {outcome.id: outcome.error async for outcome in client.run(rows)}
     assert ended == {row.id: None for row in rows}
     assert broker.in_flight == 0
+
+
+class Ending(Breaking):
+    """A broker that ends as calls come in, so many times: gRPC calls them cancelled."""
+
+    async def Exchange(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        if self.times:
+            self.times -= 1
+            await context.abort(grpc.StatusCode.CANCELLED, "")
+        async for response in super().Exchange(requests, context):
+            yield response
+
+
+async def test_a_run_that_came_as_the_broker_ended_goes_on() -> None:
+    broker = Ending(UnavailableError("never said"), times=2)
+    server = grpc.aio.server()
+    add(broker, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with AsyncClient(f"127.0.0.1:{port}", retries=POLICY) as client:
+            ended = [outcome.error async for outcome in client.run([Request("x", 2), Request("y", 2)])]
+    finally:
+        await server.stop(0)
+    assert (ended, broker.times) == ([None, None], 0)

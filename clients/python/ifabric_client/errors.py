@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import grpc
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
-
-if TYPE_CHECKING:
-    import grpc
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +60,10 @@ def of_call(error: grpc.aio.AioRpcError) -> CallError:
         status = None  # details that contradict the code: only the code can be trusted
     if status is not None and status.details:
         return of_status(status)
+    if error.code() is grpc.StatusCode.CANCELLED:
+        # Not by us: closing raises its own error. What the broker cancels has a status that says so; this is gRPC's
+        # word for a call that reached a broker as it ended.
+        return CallError("UNAVAILABLE", "the broker ended as the call came in")
     return CallError(error.code().name, error.details() or error.code().name.lower())
 
 
