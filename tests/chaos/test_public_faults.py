@@ -276,17 +276,20 @@ async def test_fault_12_a_dead_node_that_affinity_favours_costs_one_attempt_each
     with Fabric(tmp_path, workers=3, engine=slow, broker=broker) as fabric:
         fabric.start()
         async with client_of(fabric, nodes=3) as client:
-            await client.exchange([request(f"warm{i}", [*head, i], 4) for i in range(8)])
-            done = {
-                number: scraped(worker, "ifabric_worker_engine_requests_total")
-                for number, worker in enumerate(fabric.workers)
-            }
-            favoured = max(done, key=lambda number: done[number])
-            # Its connection stays, so that the broker learns of it from what it has sent there alone.
-            victim = fabric.workers[favoured].process
+            for i in range(8):  # one after the other, so that all go where the first one left their prefix
+                await client.exchange([request(f"warm{i}", [*head, i], 4)])
+            done = [scraped(worker, "ifabric_worker_engine_requests_total") for worker in fabric.workers]
+            victim = fabric.workers[done.index(max(done))].process
             assert victim is not None
+            sent = asyncio.create_task(client.exchange([request(f"r{i}", [*head, 100 + i], 64) for i in range(50)]))
+
+            async def begun() -> bool:
+                return await asyncio.to_thread(scraped, fabric.brokers[0], "ifabric_broker_in_flight") > 0
+
+            await wait_until(begun, within_s=20, what="the favoured node has work")
+            # Its connection stays, so that the broker learns of it from what it has sent there alone.
             os.kill(victim.pid, signal.SIGSTOP)
-            outcomes = await client.exchange([request(f"r{i}", [*head, 100 + i], 4) for i in range(50)])
+            outcomes = await sent
             assert finished(outcomes) == {f"r{i}" for i in range(50)}
             repeated = scraped(fabric.brokers[0], "ifabric_broker_reattempts_total")
             assert 1 <= repeated <= 50  # attempts in all are at most two a request
