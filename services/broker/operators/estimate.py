@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -39,6 +40,8 @@ ROWS_MAX = 2_000_000
 REFUSED_TOLD = 10
 _SILENCE_S = 60.0
 """How long a client may send nothing."""
+_WAIT_S = 600.0
+"""How long rows may be waited for in all: one analysis runs at a time, and who dawdles holds up the others."""
 _UNNAMED = "analysis"
 
 
@@ -88,7 +91,8 @@ class Estimator:
         spec: job_service_pb2.JobSpec | None = None
         seen = _Seen()
         first: list[job_service_pb2.JobRow] | None = []
-        while (message := await _next(messages)) is not None:
+        waits = Waits()
+        while (message := await waits.next(messages)) is not None:
             if spec is None:
                 spec = _spec_of(message)
             elif message.HasField("spec"):
@@ -235,10 +239,35 @@ def _spec_of(message: pb.AnalyzeRowsRequest) -> job_service_pb2.JobSpec:
     return spec
 
 
-async def _next(messages: AsyncIterator[pb.AnalyzeRowsRequest]) -> pb.AnalyzeRowsRequest | None:
-    """The next message; None once the client has sent all."""
-    try:
-        async with asyncio.timeout(_SILENCE_S):
-            return await anext(messages, None)
-    except TimeoutError:
-        raise DeadlineExceededError(f"no rows came for {_SILENCE_S:g} s") from None
+class Waits:
+    """The waits for a client's messages: each has a limit, and all together have one.
+
+    Args:
+        silence_s: Longest wait for one message.
+        all_s: Longest time for all of them.
+    """
+
+    def __init__(self, silence_s: float = _SILENCE_S, all_s: float = _WAIT_S) -> None:
+        self._silence_s = silence_s
+        self._all_s = all_s
+        self._left_s = all_s
+
+    async def next(self, messages: AsyncIterator[pb.AnalyzeRowsRequest]) -> pb.AnalyzeRowsRequest | None:
+        """The next message; None once the client has sent all.
+
+        Raises:
+            DeadlineExceededError: a limit is over.
+        """
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(min(self._silence_s, self._left_s)):
+                return await anext(messages, None)
+        except TimeoutError:
+            if self._silence_s <= self._left_s:
+                raise DeadlineExceededError(f"no rows came for {self._silence_s:g} s") from None
+            raise DeadlineExceededError(
+                f"rows were waited for {self._all_s:g} s in all, the most that one analysis may: send them faster, or "
+                "analyze a part of them"
+            ) from None
+        finally:
+            self._left_s -= time.monotonic() - began
