@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.broker.work import Lane
+from services.broker.work import LANE_NAMES, Lane
 from services.common import reasons
 from services.common.telemetry import names
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from services.common.errors import FabricError
     from services.common.telemetry import Telemetry
 
-_LANES = {Lane.INTERACTIVE: "interactive", Lane.BULK: "bulk"}
 _KNOWN = frozenset(value for key, value in vars(reasons).items() if key.isupper())
 _OTHER = "other"
 """For words that a peer of another version may say: labels stay as many as there are reasons."""
@@ -27,6 +26,6 @@ def request_failures(telemetry: Telemetry) -> Callable[[Lane, FabricError], None
 
     def told(lane: Lane, error: FabricError) -> None:
         reason = error.reason if error.reason in _KNOWN else _OTHER
-        failures.add(1, {"lane": _LANES[lane], "reason": reason})
+        failures.add(1, {"lane": LANE_NAMES[lane], "reason": reason})
 
     return told

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,10 @@ class Lane(enum.IntEnum):
 
     INTERACTIVE = 1
     BULK = 2
+
+
+LANE_NAMES: Final = {Lane.INTERACTIVE: "interactive", Lane.BULK: "bulk"}
+"""What metrics, spans and logs call them."""
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from services.broker.work import Lane
+from services.broker.work import LANE_NAMES, Lane
 from services.common.telemetry import names
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     Reading = Iterable[tuple[float, Mapping[str, str]]]
 
-LANES = {Lane.INTERACTIVE: "interactive", Lane.BULK: "bulk"}
 
 _BULK_EVERY = 32
 
@@ -61,7 +60,7 @@ class CoreMetrics:
             self._bulk = (self._bulk + 1) % _BULK_EVERY
             if self._bulk:
                 return
-        labels = {"lane": LANES[lane], "engine": attempt.worker.facts.engine_id}
+        labels = {"lane": LANE_NAMES[lane], "engine": attempt.worker.facts.engine_id}
         self._wait.record(now - attempt.entry.arrived, labels)
 
     def _depth(self) -> Reading:
@@ -74,7 +73,7 @@ class CoreMetrics:
                 workers[engines[digest].engine_id] += serving[digest]
             for engine, count in divide(flow.waiting, workers).items():
                 depth[flow.key.lane, engine] += count
-        return [(count, {"lane": LANES[lane], "engine": engine}) for (lane, engine), count in depth.items()]
+        return [(count, {"lane": LANE_NAMES[lane], "engine": engine}) for (lane, engine), count in depth.items()]
 
     def _in_flight(self) -> Reading:
         workers = list(self._decision.scheduler.workers.values())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 
-from services.broker.work import Lane
+from services.broker.work import LANE_NAMES
 from services.common.telemetry import names, propagation
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _SAMPLED = 1
 """Flag of a W3C trace context, in its last two digits."""
-_LANES = {Lane.INTERACTIVE: "interactive", Lane.BULK: "bulk"}
 
 
 def record_dispatch(tracer: Tracer, attempt: Attempt, now: float) -> None:
@@ -43,7 +42,7 @@ def record_dispatch(tracer: Tracer, attempt: Attempt, now: float) -> None:
         wait = tracer.start_span(
             names.SPAN_QUEUE_WAIT,
             parent,
-            attributes={"lane": _LANES[entry.work.lane]},
+            attributes={"lane": LANE_NAMES[entry.work.lane]},
             start_time=now_ns - round((now - entry.arrived) * 1e9),
         )
         wait.end(now_ns)

@@ -13,7 +13,7 @@ from ifabric.broker.v1 import broker_service_pb2
 from ifabric.engine.v1 import generation_pb2
 from services.broker.ended_jobs import ended_jobs
 from services.broker.failures import request_failures
-from services.broker.work import Lane
+from services.broker.work import LANE_NAMES, Lane
 from services.common import logs
 from services.common.errors import FabricError
 from services.common.telemetry import names, propagation
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from services.broker.work import WorkEnd
     from services.common.telemetry import Telemetry
 
-_LANES = {Lane.INTERACTIVE: "interactive", Lane.BULK: "bulk"}
 _log = logs.get("broker.frontdoor")
 
 
@@ -46,13 +45,13 @@ class Records:
 
     def row_finished(self, lane: Lane, end: WorkEnd, *, early: bool) -> None:
         """A row of a stream ended well."""
-        self._ended[_LANES[lane], outcome(end, early=early)] += 1
+        self._ended[LANE_NAMES[lane], outcome(end, early=early)] += 1
 
     def row_failed(
         self, lane: Lane, job_id: str, request_id: str, tenant: str, error: FabricError, *, traceparent: str = ""
     ) -> None:
         """A row of a stream ended with an error: one line, in the row's own trace where it has one."""
-        self._ended[_LANES[lane], "failed"] += 1
+        self._ended[LANE_NAMES[lane], "failed"] += 1
         self._failed(lane, error)
         _log.info(
             "row.failed", job_id=job_id, request_id=request_id, tenant=tenant, **_told(error), message=error.message,
@@ -62,7 +61,7 @@ class Records:
     def live_refused(self, request: broker_service_pb2.GenerationRequest, error: FabricError) -> None:
         """A live request was not taken: its one line."""
         lane = Lane.BULK if request.lane == broker_service_pb2.LANE_BULK else Lane.INTERACTIVE
-        self._ended[_LANES[lane], "failed"] += 1
+        self._ended[LANE_NAMES[lane], "failed"] += 1
         self._failed(lane, error)
         _log.info(
             "request.refused", request_id=request.request_id[:128], tenant=request.tenant[:64], **_told(error),
@@ -82,7 +81,7 @@ class Records:
     ) -> None:
         """A live request that was taken has ended: its one line."""
         how = "gone" if gone else "failed" if isinstance(end, FabricError) else outcome(end, early=early)
-        labels = {"lane": _LANES[lane], "outcome": how}
+        labels = {"lane": LANE_NAMES[lane], "outcome": how}
         self._ended[labels["lane"], how] += 1
         if how == "failed" and isinstance(end, FabricError):
             self._failed(lane, end)
