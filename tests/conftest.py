@@ -11,12 +11,18 @@ import hypothesis
 import psutil
 import pytest
 
-# Two cores that build something else meanwhile make any limit per example a coin toss; the suite has its own limit.
-hypothesis.settings.register_profile("house", deadline=None, print_blob=True)
+# Two cores that build something else meanwhile make any limit on time a coin toss, that on drawing examples included;
+# the suite has its own.
+hypothesis.settings.register_profile(
+    "house", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("house")
 
 for _name in [name for name in os.environ if name.startswith("IFAB_") and name != "IFAB_ENGINE_LIBRARY"]:
     del os.environ[_name]
+
+_END_WITHIN_S = 5.0
+"""What was told to end may take a moment; what nobody told does not end."""
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -24,7 +30,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput"):
         return  # the children are the processes that ran the tests, and each has looked after its own
     tracker = multiprocessing.resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
-    left = [child for child in psutil.Process().children(recursive=True) if child.pid != tracker]
+    children = [child for child in psutil.Process().children(recursive=True) if child.pid != tracker]
+    _, left = psutil.wait_procs(children, timeout=_END_WITHIN_S)
     for child in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             session.config.get_terminal_writer().line(f"left behind: {child.pid} {' '.join(child.cmdline())}", red=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from services.common.errors import InvalidArgumentError, ResourceExhaustedError, Violation
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -110,7 +111,7 @@ def register(behaviour: Behaviour, server: grpc.aio.Server) -> None:
     )
 
 
-async def call(channel: Any, kind: str, wish: bytes, *, timeout: float = 5.0, **more: Any) -> list[bytes]:
+async def call(channel: Any, kind: str, wish: bytes, *, timeout: float = PATIENCE_S, **more: Any) -> list[bytes]:
     """Calls one method with one request and returns all responses."""
     path = f"/{FULL_NAME}/{kind}"
 

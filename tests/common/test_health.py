@@ -15,6 +15,7 @@ from services.common.rpc import Server, channel
 from services.common.rpc.health import HealthServicer
 from services.common.telemetry import Telemetry
 from tests.support.servers import LoopbackSettings
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +41,7 @@ def watch_and_take_nothing(address: str) -> socket.socket:
         "te": "trailers", "content-type": "application/grpc",
     }  # fmt: skip
     host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
     no_window = frame(4, 0, 0, struct.pack(">HI", 4, 0))
     block = b"".join(literal(name, value) for name, value in headers.items())
     call = frame(1, 4, 1, block) + frame(0, 1, 1, bytes(5))  # one empty message
@@ -54,7 +55,7 @@ def watch_and_take_nothing(address: str) -> socket.socket:
 
 
 async def states(read: Callable[[], Any], count: int) -> list[int]:
-    return [(await asyncio.wait_for(read(), 5)).status for _ in range(count)]
+    return [(await asyncio.wait_for(read(), PATIENCE_S)).status for _ in range(count)]
 
 
 async def test_a_watcher_that_takes_nothing_holds_up_neither_states_nor_the_drain() -> None:
@@ -64,12 +65,13 @@ async def test_a_watcher_that_takes_nothing_holds_up_neither_states_nor_the_drai
     greedy = [await asyncio.to_thread(watch_and_take_nothing, each) for each in (address, server.health_address)]
     async with channel(address) as client:
         stub: Any = health_pb2_grpc.HealthStub(client)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=""), timeout=20)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=""), timeout=3 * PATIENCE_S)
         assert await states(watch.read, 1) == [NOT_SERVING]
-        await asyncio.wait_for(server.ready(), 5)
+        await asyncio.wait_for(server.ready(), PATIENCE_S)
         assert await states(watch.read, 1) == [SERVING]
-        await asyncio.wait_for(server.close(), 10)
+        closing = asyncio.create_task(server.close())
         assert await states(watch.read, 1) == [NOT_SERVING]
+        await asyncio.wait_for(closing, PATIENCE_S)
     for connection in greedy:
         connection.close()
     telemetry.close()
@@ -84,7 +86,8 @@ async def test_one_watcher_leaves_and_the_others_hear_on() -> None:
     async with channel(f"127.0.0.1:{port}") as client:
         stub: Any = health_pb2_grpc.HealthStub(client)
         first, second, later = (
-            stub.Watch(health_pb2.HealthCheckRequest(service=name), timeout=20) for name in ("", "", "engine/x")
+            stub.Watch(health_pb2.HealthCheckRequest(service=name), timeout=3 * PATIENCE_S)
+            for name in ("", "", "engine/x")
         )
         assert await states(first.read, 1) == await states(second.read, 1) == [SERVING]
         assert await states(later.read, 1) == [UNKNOWN]

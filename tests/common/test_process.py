@@ -15,7 +15,7 @@ import pytest
 from services.common.rpc import channel
 from tests.common.behaviour import FULL_NAME, call
 from tests.support.processes import ROOT, ServiceProcess, environment, run_to_end
-from tests.support.waiting import block_until, wait_until
+from tests.support.waiting import PATIENCE_S, block_until, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_log_that_cannot_be_written_keeps_nobody_from_starting_or_ending(place
             os.close(reader)
             assert json.loads(process.stdout.readline())["service"] == "provisioner"
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
             for descriptor in {writer, errors}:
@@ -109,7 +109,7 @@ def test_a_second_signal_ends_at_once() -> None:
         service.signal(signal.SIGTERM)
         block_until(lambda: service.logs("drain.started"), what="the drain began")
         service.signal(signal.SIGTERM)
-        assert service.wait(5) == 128 + signal.SIGTERM
+        assert service.wait() == 128 + signal.SIGTERM
 
 
 async def test_a_stream_that_is_open_ends_within_the_grace() -> None:
@@ -117,7 +117,7 @@ async def test_a_stream_that_is_open_ends_within_the_grace() -> None:
         async with channel(service.address) as client:
             assert await call(client, "UnaryUnary", b"ok") == [b"ok"]
             make: Any = client.unary_stream(f"/{FULL_NAME}/UnaryStream")
-            stream = make(b"wait", timeout=30)
+            stream = make(b"wait", timeout=2 * PATIENCE_S)
             assert await stream.read() == b"first"
             service.signal(signal.SIGTERM)
             await wait_until(lambda: service.process.poll() is not None, what="the process ended")
@@ -139,7 +139,7 @@ def test_a_supervised_process_ends_with_its_supervisor() -> None:
         assert json.loads(service.stdout.readline())["pid"] == service.pid
         service.stdin.close()
         try:
-            assert service.wait(20) == 0
+            assert service.wait(PATIENCE_S) == 0
         finally:
             service.kill()
 

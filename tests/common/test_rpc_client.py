@@ -16,8 +16,9 @@ from services.common import reasons
 from services.common.errors import DeadlineExceededError, NotFoundError, UnavailableError, UnimplementedError
 from services.common.rpc import call_error, channel, options, translated
 from tests.common.behaviour import FULL_NAME, Behaviour, call, register
+from tests.support.ports import held_port
 from tests.support.servers import LoopbackSettings, serving
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -56,7 +57,9 @@ async def test_an_idempotent_call_is_tried_again_after_unavailable() -> None:
     shaky = Shaky(2)
     add = provisioner_service_pb2_grpc.add_ProvisionerServiceServicer_to_server
     async with serving(add, shaky, PROVISIONER) as server, channel(server.address) as client:
-        await provisioner_service_pb2_grpc.ProvisionerServiceStub(client).ListNodes(wire.ListNodesRequest(), timeout=10)
+        await provisioner_service_pb2_grpc.ProvisionerServiceStub(client).ListNodes(
+            wire.ListNodesRequest(), timeout=PATIENCE_S
+        )
     assert shaky.calls == 3
 
 
@@ -65,7 +68,7 @@ async def test_a_stream_is_never_tried_again_by_itself() -> None:
     add = provisioner_service_pb2_grpc.add_ProvisionerServiceServicer_to_server
     async with serving(add, shaky, PROVISIONER) as server, channel(server.address) as client:
         stream = provisioner_service_pb2_grpc.ProvisionerServiceStub(client).WatchNodes(
-            wire.WatchNodesRequest(), timeout=10
+            wire.WatchNodesRequest(), timeout=PATIENCE_S
         )
         with pytest.raises(UnavailableError, match="not now"), translated():
             async for _ in stream:
@@ -94,7 +97,7 @@ def test_only_methods_that_exist_and_may_be_repeated_are_tried_again() -> None:
 async def test_nobody_there_is_unavailable_and_says_so() -> None:
     async with channel("127.0.0.1:1") as client:
         with pytest.raises(UnavailableError) as caught, translated():
-            await call(client, "UnaryUnary", b"ok", timeout=5)
+            await call(client, "UnaryUnary", b"ok")
     assert caught.value.reason == reasons.PEER_UNREACHABLE
 
 
@@ -108,24 +111,24 @@ async def test_a_deadline_of_ours_is_a_deadline() -> None:
 
 async def test_a_server_that_comes_back_is_found_again() -> None:
     behaviour = Behaviour()
-    async with serving(register, behaviour, FULL_NAME) as server:
-        address = server.address
-        client = channel(address)
-        assert await call(client, "UnaryUnary", b"ok") == [b"ok"]
-    with pytest.raises(UnavailableError), translated():
-        await call(client, "UnaryUnary", b"ok")
-    settings = LoopbackSettings(listen=address, drain_grace_s=1.0)
-    async with serving(register, behaviour, FULL_NAME, settings=settings):
+    with held_port() as address:
+        settings = LoopbackSettings(listen=address, drain_grace_s=1.0)
+        async with serving(register, behaviour, FULL_NAME, settings=settings):
+            client = channel(address)
+            assert await call(client, "UnaryUnary", b"ok") == [b"ok"]
+        with pytest.raises(UnavailableError), translated():
+            await call(client, "UnaryUnary", b"ok")
+        async with serving(register, behaviour, FULL_NAME, settings=settings):
 
-        async def answered() -> bool:
-            try:
-                with translated():
-                    return await call(client, "UnaryUnary", b"ok") == [b"ok"]
-            except UnavailableError:
-                return False
+            async def answered() -> bool:
+                try:
+                    with translated():
+                        return await call(client, "UnaryUnary", b"ok") == [b"ok"]
+                except UnavailableError:
+                    return False
 
-        await wait_until(answered, within_s=5, what="the channel found the server again")
-        await client.close()
+            await wait_until(answered, what="the channel found the server again")
+            await client.close()
 
 
 async def test_balanced_channels_leave_out_what_is_not_ready() -> None:
@@ -138,12 +141,12 @@ async def test_balanced_channels_leave_out_what_is_not_ready() -> None:
             async def left_out() -> bool:
                 try:
                     with translated():
-                        await call(client, "UnaryUnary", b"ok", timeout=1)
+                        await call(client, "UnaryUnary", b"ok")
                 except UnavailableError:
                     return True
                 return False
 
-            await wait_until(left_out, within_s=5, what="the channel left the server out")
+            await wait_until(left_out, what="the channel left the server out")
         async with channel(server.address) as direct:
             assert await call(direct, "UnaryUnary", b"ok") == [b"ok"]
 
@@ -178,6 +181,6 @@ async def test_a_stream_on_which_nothing_is_said_is_pinged_and_lives() -> None:
         watch: Any = client.unary_stream("/tests.Quiet/Watch")
         asyncio.get_running_loop().call_later(5, said.set)
         try:
-            assert [answer async for answer in watch(b"", timeout=10)] == [b"said"]
+            assert [answer async for answer in watch(b"", timeout=PATIENCE_S)] == [b"said"]
         finally:
             await server.stop(0)

@@ -19,6 +19,7 @@ from services.common.errors import StartError
 from services.common.telemetry import Kind, Metric, Telemetry, names, propagation
 from services.common.telemetry.endpoint import CONNECTIONS
 from tests.support.collector import collecting
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,7 @@ def telemetry() -> Iterator[Telemetry]:
 
 
 def scrape(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_S) as answer:
         return str(answer.read().decode())
 
 
@@ -122,7 +123,7 @@ def test_names_are_told_apart() -> None:
 
 def test_traces_and_metrics_are_pushed_where_a_collector_is_named() -> None:
     with collecting() as collector:
-        telemetry = Telemetry("test", otlp_endpoint=collector.endpoint)
+        telemetry = Telemetry("test", otlp_endpoint=collector.endpoint, push_s=PATIENCE_S)
         with telemetry.tracer.start_as_current_span(names.SPAN_PROBE):
             telemetry.counter(names.HEARTBEATS).add(1, {"outcome": "renewed"})
         telemetry.close()
@@ -132,7 +133,7 @@ def test_traces_and_metrics_are_pushed_where_a_collector_is_named() -> None:
 
 def test_what_is_read_when_somebody_looks_is_pushed_whatever_kind_of_number_it_is() -> None:
     with collecting() as collector:
-        telemetry = Telemetry("test", otlp_endpoint=collector.endpoint)
+        telemetry = Telemetry("test", otlp_endpoint=collector.endpoint, push_s=PATIENCE_S)
         for metric, value in ((names.ENGINE_HELD_BACK, True), (names.ENGINE_QUEUED, 3), (names.ENGINE_BUSY, 0.5)):
             telemetry.observe(metric, functools.partial(list, [(value, {"engine": "e"})]))
         telemetry.close()
@@ -142,7 +143,7 @@ def test_what_is_read_when_somebody_looks_is_pushed_whatever_kind_of_number_it_i
 def test_a_push_names_its_process_and_what_whoever_runs_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=worker-0,service.name=other")
     with collecting() as collector:
-        Telemetry("worker", otlp_endpoint=collector.endpoint).close()
+        Telemetry("worker", otlp_endpoint=collector.endpoint, push_s=PATIENCE_S).close()
         (said,) = collector.resources()
     assert (said["service.name"], said["k8s.pod.name"]) == ("worker", "worker-0")
     assert said["service.instance.id"]
@@ -150,7 +151,7 @@ def test_a_push_names_its_process_and_what_whoever_runs_it_says(monkeypatch: pyt
 
 def test_what_was_chosen_is_recorded_whatever_the_ratio_says() -> None:
     with collecting() as collector:
-        telemetry = Telemetry("test", otlp_endpoint=collector.endpoint, trace_ratio=0.0)
+        telemetry = Telemetry("test", otlp_endpoint=collector.endpoint, push_s=PATIENCE_S, trace_ratio=0.0)
         with telemetry.tracer.start_as_current_span(names.SPAN_PROBE):
             pass
         with telemetry.kept.start_as_current_span(names.SPAN_ROW):

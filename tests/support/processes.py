@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from tests.support.waiting import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
@@ -56,7 +58,7 @@ class ServiceProcess:
         settings: Mapping[str, Any] | None = None,
         *,
         env: Mapping[str, str] | None = None,
-        start_within_s: float = 30.0,
+        start_within_s: float = PATIENCE_S,
         profile: Path | None = None,
     ) -> None:
         self._errors: list[str] = []
@@ -110,14 +112,13 @@ class ServiceProcess:
         """Sends a signal."""
         self.process.send_signal(number)
 
-    def wait(self, within_s: float = 20.0) -> int:
+    def wait(self, within_s: float = PATIENCE_S) -> int:
         """Waits for the end and returns the exit status (negative: the signal that ended it)."""
         status = self.process.wait(within_s)
-        for reader in self._readers:
-            reader.join(within_s)
+        self._read_to_the_end(within_s)
         return status
 
-    def stop(self, within_s: float = 20.0) -> int:
+    def stop(self, within_s: float = PATIENCE_S) -> int:
         """Asks for an orderly end and returns the exit status."""
         if self.process.poll() is None:
             self.signal(signal.SIGTERM)
@@ -138,9 +139,16 @@ class ServiceProcess:
             try:
                 return dict(json.loads(self._lines.get(timeout=min(left, 0.1))))
             except queue.Empty:
-                if self.process.poll() is not None and self._lines.empty():
+                if self.process.poll() is None:
+                    continue
+                self._read_to_the_end(left)  # it may have spoken before it ended
+                if self._lines.empty():
                     break
         raise AssertionError(f"no address from {self.process.args!r} (status {self.process.poll()}):\n{self.stderr()}")
+
+    def _read_to_the_end(self, within_s: float) -> None:
+        for reader in self._readers:
+            reader.join(within_s)
 
     def _read_out(self) -> None:
         for line in self.process.stdout or ():
@@ -156,7 +164,7 @@ def run_to_end(
     arguments: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
-    within_s: float = 30.0,
+    within_s: float = 2 * PATIENCE_S,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a module that is expected to end by itself."""
     return subprocess.run(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from tests.support.processes import ROOT, environment
-from tests.support.waiting import block_until
+from tests.support.waiting import PATIENCE_S, block_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ENGINE = ROOT / "build" / "engines" / "smollm2-135m"
 IFAB = (sys.executable, "-c", "from services.cli.main import main; main()")
-STOP_WITHIN_S = 30.0
+STOP_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def start(*words: str, env: Mapping[str, str] | None = None, **options: Any) -> 
     )
 
 
-def run(*words: str, within_s: float = 50.0) -> subprocess.CompletedProcess[str]:
+def run(*words: str, within_s: float = 2 * PATIENCE_S) -> subprocess.CompletedProcess[str]:
     """Runs `ifab` to its end."""
     return subprocess.run(
         [*IFAB, *words], cwd=ROOT, env=environment(), text=True, capture_output=True, timeout=within_s, check=False

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+PATIENCE_S = 40.0
+"""How long a condition is waited for that holds after a moment: a wait that ends with it costs nothing by its length,
+and the machine may have much else to do."""
 _POLL_S = 0.01
 
 
-async def wait_until(condition: Callable[[], Any], *, within_s: float = 10.0, what: str = "") -> Any:
+async def wait_until(condition: Callable[[], Any], *, within_s: float = PATIENCE_S, what: str = "") -> Any:
     """Returns the first true value of `condition`, which may be a coroutine function.
 
     Raises:
@@ -33,7 +36,7 @@ async def wait_until(condition: Callable[[], Any], *, within_s: float = 10.0, wh
 
 
 def block_until(
-    condition: Callable[[], Any], *, within_s: float = 10.0, what: str = "", every_s: float = _POLL_S
+    condition: Callable[[], Any], *, within_s: float = PATIENCE_S, what: str = "", every_s: float = _POLL_S
 ) -> Any:
     """As `wait_until`, for tests without an event loop; `every_s` spares what is costly to ask."""
     deadline = time.monotonic() + within_s

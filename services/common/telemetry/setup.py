@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from services.common.security import Credentials
 
 
-_PUSH_S = 3
-"""How long one push to a collector may take, repetitions included."""
+_PUSH_S = 3.0
 
 
 class Telemetry:
@@ -42,14 +41,18 @@ class Telemetry:
     Nothing here is global: a process normally has one, tests have as many as they like.
     """
 
-    def __init__(self, service: str, *, otlp_endpoint: str | None = None, trace_ratio: float = 1.0) -> None:
+    def __init__(
+        self, service: str, *, otlp_endpoint: str | None = None, trace_ratio: float = 1.0, push_s: float = _PUSH_S
+    ) -> None:
         """Sets up meters and tracer; nothing listens before `serve_metrics`.
 
         Args:
             service: Name in resource attributes.
             otlp_endpoint: Where to push traces and metrics to, `http://host:port`; nowhere if None.
             trace_ratio: Share of traces that start here and are recorded.
+            push_s: How long one push to the collector may take, in seconds, repetitions included.
         """
+        self._push_s = push_s
         self._registry = CollectorRegistry()
         self._endpoint: MetricsEndpoint | None = None
         # `create` adds an id of the process, which alone tells two workers of one engine apart, and what
@@ -71,9 +74,9 @@ class Telemetry:
 
             insecure = otlp_endpoint.startswith("http://")
             readers.append(
-                PeriodicExportingMetricReader(OTLPMetricExporter(otlp_endpoint, insecure=insecure, timeout=_PUSH_S))
+                PeriodicExportingMetricReader(OTLPMetricExporter(otlp_endpoint, insecure=insecure, timeout=push_s))
             )
-            spans = BatchSpanProcessor(OTLPSpanExporter(otlp_endpoint, insecure=insecure, timeout=_PUSH_S))
+            spans = BatchSpanProcessor(OTLPSpanExporter(otlp_endpoint, insecure=insecure, timeout=push_s))
             self._tracers.add_span_processor(spans)
             self._keepers.add_span_processor(spans)
         self._meters = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
@@ -147,9 +150,9 @@ class Telemetry:
         return self._endpoint.address
 
     def close(self) -> None:
-        """Pushes what is left and stops the endpoint; a collector that does not answer costs a few seconds."""
+        """Pushes what is left and stops the endpoint; a silent collector costs `push_s` or a little more."""
         self._tracers.shutdown()
-        self._meters.shutdown(timeout_millis=1_000 * _PUSH_S)
+        self._meters.shutdown(timeout_millis=1_000 * self._push_s)
         if self._endpoint is not None:
             self._endpoint.close()
             self._endpoint = None
