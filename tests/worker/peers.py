@@ -15,7 +15,7 @@ from ifabric.worker.v1 import worker_service_pb2_grpc
 from services.common.errors import CancelledError_
 from services.common.protocol import PROTOCOL_REVISION
 from services.common.rpc import call_error, channel
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.worker.made import unpacked
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Broker:
         """Cancels items."""
         await self.call.write(wire.ExecuteRequest(cancel=wire.CancelItems(handles=handles)))
 
-    async def end_of(self, handle: int, *, within_s: float = 10.0) -> wire.ItemFinished | wire.ItemFailed:
+    async def end_of(self, handle: int, *, within_s: float = PATIENCE_S) -> wire.ItemFinished | wire.ItemFailed:
         """Waits for the end of an item."""
 
         def ended() -> wire.ItemFinished | wire.ItemFailed | None:
@@ -112,19 +112,19 @@ class Broker:
         )
         return end
 
-    async def finish_of(self, handle: int, *, within_s: float = 10.0) -> wire.ItemFinished:
+    async def finish_of(self, handle: int, *, within_s: float = PATIENCE_S) -> wire.ItemFinished:
         """Waits for the good end of an item."""
         end = await self.end_of(handle, within_s=within_s)
         assert isinstance(end, wire.ItemFinished), end
         return end
 
-    async def failure_of(self, handle: int, *, within_s: float = 10.0) -> wire.ItemFailed:
+    async def failure_of(self, handle: int, *, within_s: float = PATIENCE_S) -> wire.ItemFailed:
         """Waits for the bad end of an item."""
         end = await self.end_of(handle, within_s=within_s)
         assert isinstance(end, wire.ItemFailed), end
         return end
 
-    async def end(self, *, within_s: float = 10.0) -> FabricError | None:
+    async def end(self, *, within_s: float = PATIENCE_S) -> FabricError | None:
         """Waits for the end of the stream and returns its error."""
         await wait_until(lambda: self.over, within_s=within_s, what="the end of the stream")
         return self.error
@@ -174,7 +174,7 @@ async def health(address: str, name: str = "") -> str:
         request = health_pb2.HealthCheckRequest(service=name)
         try:
             stub: Any = health_pb2_grpc.HealthStub(made)
-            reply = await stub.Check(request, timeout=5)
+            reply = await stub.Check(request, timeout=PATIENCE_S)
         except grpc.aio.AioRpcError as error:
             return error.code().name
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))

@@ -33,6 +33,11 @@ GENERATING: dict[str, Any] = {
     "time_mode": "real", "step_us": 500, "prompt_token_ns": 0, "generated_token_ns": 0,
 }  # fmt: skip
 """A small engine whose steps take half a millisecond."""
+LONG_TOKENS = 8000
+LONG: dict[str, Any] = {
+    "max_output_tokens": LONG_TOKENS, "max_sequence_tokens": 192 + LONG_TOKENS, "kv_pool_blocks": 16_384,
+}  # fmt: skip
+"""What makes it one on which an item lasts, at some milliseconds a step, until a test has done with it."""
 MINING: dict[str, Any] = {
     **GENERATING, "max_input_tokens": 128, "max_sequence_tokens": 128, "max_output_tokens": 0,
     "kv_block_tokens": None, "kv_pool_blocks": None, "samples_max": 1, "scoring": False, "payload_dtype": "float32",

@@ -16,7 +16,7 @@ from services.common.errors import FabricError, FailedPreconditionError, Unavail
 from services.worker.engine_host import THREAD_NAME, EngineHost
 from services.worker.items import Item, item_from_wire
 from services.worker.native import PollBuffers
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.worker.made import Heard, unpacked, work
 from tests.worker.running import GENERATING
 
@@ -48,7 +48,7 @@ async def test_a_load_that_fails_leaves_nothing_and_may_be_tried_again(tmp_path:
 
 
 async def test_a_load_that_nobody_waits_for_any_more_ends_with_the_engine_closed(tmp_path: Path) -> None:
-    write_simulated_engine(tmp_path, **GENERATING, load_ms=300)
+    write_simulated_engine(tmp_path, **GENERATING, load_ms=800)
     host = EngineHost(pytest.fail)
     loading = asyncio.get_running_loop().create_task(host.load(tmp_path))
     await wait_until(lambda: engine_threads() == 1)
@@ -125,9 +125,9 @@ async def test_an_engine_may_be_closed_with_work_in_flight(tmp_path: Path) -> No
     host, heard = EngineHost(pytest.fail), Heard()
     await host.load(tmp_path)
     host.submit([item(host, handle, [handle], heard, max_tokens=64) for handle in range(20)])
-    await asyncio.wait_for(host.close(), 5)
+    await asyncio.wait_for(host.close(), PATIENCE_S)
     assert host.stats().requests_submitted == 20
-    assert heard.calls == []
+    assert heard.calls == [], "it did not wait for the work"
 
 
 async def test_an_engine_that_was_closed_can_be_loaded_again(tmp_path: Path) -> None:

@@ -18,11 +18,12 @@ from services.common.errors import UnavailableError, from_status
 from services.common.rpc import channel
 from services.worker.native._layout import ABI_MAJOR, ABI_MINOR, STRUCT_SIZES
 from services.worker.native._library import _FUNCTIONS
+from tests.support.ports import held_port
 from tests.support.processes import ServiceProcess, flags, run_to_end
-from tests.support.waiting import block_until, wait_until
+from tests.support.waiting import PATIENCE_S, block_until, wait_until
 from tests.worker.made import unpacked, work
 from tests.worker.peers import Broker, health
-from tests.worker.running import GENERATING
+from tests.worker.running import GENERATING, LONG, LONG_TOKENS
 from tests.worker.test_native_library import build, speaking
 
 if TYPE_CHECKING:
@@ -57,11 +58,11 @@ def worker(directory: Path, provisioner: str, name: str, **settings: Any) -> Ser
 async def nodes(address: str) -> dict[str, provisioning.Node]:
     async with channel(address) as made:
         stub = provisioner_service_pb2_grpc.ProvisionerServiceStub(made)
-        listed = await stub.ListNodes(provisioning.ListNodesRequest(), timeout=5)
+        listed = await stub.ListNodes(provisioning.ListNodesRequest(), timeout=PATIENCE_S)
         return {node.description.node_id: node for node in listed.nodes}
 
 
-async def in_state(address: str, name: str, state: int, *, within_s: float = 15.0) -> provisioning.Node:
+async def in_state(address: str, name: str, state: int, *, within_s: float = PATIENCE_S) -> provisioning.Node:
     async def found() -> provisioning.Node | None:
         node = (await nodes(address)).get(name)
         return node if node is not None and node.state == state else None
@@ -70,7 +71,7 @@ async def in_state(address: str, name: str, state: int, *, within_s: float = 15.
     return node
 
 
-async def healthy(process: ServiceProcess, expected: str = "SERVING", *, within_s: float = 15.0) -> None:
+async def healthy(process: ServiceProcess, expected: str = "SERVING", *, within_s: float = PATIENCE_S) -> None:
     async def found() -> bool:
         return await health(process.address) == expected
 
@@ -78,7 +79,7 @@ async def healthy(process: ServiceProcess, expected: str = "SERVING", *, within_
 
 
 def metrics_of(process: ServiceProcess) -> str:
-    with urllib.request.urlopen(f"http://{process.metrics}/metrics", timeout=5) as page:
+    with urllib.request.urlopen(f"http://{process.metrics}/metrics", timeout=PATIENCE_S) as page:
         return str(page.read().decode())
 
 
@@ -112,11 +113,12 @@ async def test_a_worker_serves_says_so_and_leaves_in_order(provisioner: ServiceP
 async def test_work_in_flight_ends_within_the_grace_and_the_node_drains_meanwhile(
     provisioner: ServiceProcess, tmp_path: Path
 ) -> None:
-    digest = engine(tmp_path, step_us=30_000)
-    with worker(tmp_path, provisioner.address, "draining") as process:
+    digest = engine(tmp_path, step_us=20_000, **LONG)
+    with worker(tmp_path, provisioner.address, "draining", drain_grace_s="60") as process:
         await in_state(provisioner.address, "draining", ACCEPTED)
         async with Broker(process.address, digest) as broker:
-            await broker.dispatch(work(1, max_tokens=60, stream_tokens=True))
+            # The second one keeps the worker draining until everything has been seen of that.
+            await broker.dispatch(work(1, max_tokens=60, stream_tokens=True), work(3, max_tokens=LONG_TOKENS))
             await wait_until(lambda: broker.tokens[1, 0])
             process.signal(signal.SIGTERM)
             await in_state(provisioner.address, "draining", provisioning.NODE_STATE_DRAINING)
@@ -126,6 +128,8 @@ async def test_work_in_flight_ends_within_the_grace_and_the_node_drains_meanwhil
             assert from_status((await broker.failure_of(2)).status).reason == reasons.DRAINING
             await broker.finish_of(1)
             assert len(broker.tokens[1, 0]) == 60
+            await broker.cancel(3)
+            await broker.finish_of(3)
         assert process.wait() == 0
 
 
@@ -163,9 +167,7 @@ async def test_a_file_that_is_not_the_contracts_is_a_finding(provisioner: Servic
 async def test_services_start_in_any_order_and_find_each_other_again(tmp_path: Path) -> None:
     engine(tmp_path)
     settings = {"heartbeat_interval_ms": HEARTBEAT_MS}
-    with ServiceProcess("services.provisioner", settings) as first:
-        address = first.address
-    with worker(tmp_path, address, "early") as process:
+    with held_port() as address, worker(tmp_path, address, "early") as process:
         assert await health(process.address) == "NOT_SERVING"
         for _ in range(2):
             with ServiceProcess("services.provisioner", {**settings, "listen": address}):
@@ -191,7 +193,7 @@ async def test_a_worker_that_is_killed_is_gone_within_its_lease_and_comes_back(
         async def gone() -> bool:
             return "killed" not in await nodes(provisioner.address)
 
-        await wait_until(gone, within_s=5 * HEARTBEAT_MS / 1000 + 5)
+        await wait_until(gone, what="the end of the lease")
     with worker(tmp_path, provisioner.address, "killed"):
         await in_state(provisioner.address, "killed", ACCEPTED)
 
@@ -222,8 +224,8 @@ async def test_a_worker_that_stands_still_loses_its_lease_and_registers_again_wh
 async def test_work_that_stands_still_is_not_serving_until_it_moves_again(
     provisioner: ServiceProcess, tmp_path: Path
 ) -> None:
-    """One step of 8 s: a stall to a contract that allows 0.1 s, and none to one that allows 20 s."""
-    slow = (RequestFault("slow_step", "prompt_token", 500, 8000),)
+    """One step of 10 s: a stall to a contract that allows 0.1 s, and none to one that allows 20 s."""
+    slow = (RequestFault("slow_step", "prompt_token", 500, 10_000),)
     impatient, patient = tmp_path / "impatient", tmp_path / "patient"
     first = engine(impatient, request_faults=slow, longest_step_ms=100)
     second = engine(patient, request_faults=slow, longest_step_ms=20_000)
@@ -253,11 +255,11 @@ async def test_work_that_stands_still_is_not_serving_until_it_moves_again(
 async def test_an_engine_that_fails_ends_the_process_after_handing_everything_back(
     provisioner: ServiceProcess, tmp_path: Path
 ) -> None:
-    digest = engine(tmp_path, request_faults=(RequestFault("throw", "prompt_token", 500),), step_us=5000)
+    digest = engine(tmp_path, request_faults=(RequestFault("throw", "prompt_token", 500),), step_us=5000, **LONG)
     with worker(tmp_path, provisioner.address, "failing") as process:
         await in_state(provisioner.address, "failing", ACCEPTED)
         async with Broker(process.address, digest) as broker:
-            await broker.dispatch(*[work(handle, max_tokens=60) for handle in range(4)], work(4, [500]))
+            await broker.dispatch(*[work(handle, max_tokens=LONG_TOKENS) for handle in range(4)], work(4, [500]))
             for handle in range(5):
                 error = from_status((await broker.failure_of(handle)).status)
                 assert (error.code, error.reason) == (14, reasons.ENGINE_FAILED)
@@ -296,7 +298,7 @@ async def test_a_worker_whose_engine_is_stuck_ends_all_the_same(provisioner: Ser
             await wait_until(lambda: any(stats.queued or stats.active for stats in broker.stats))
             process.signal(signal.SIGTERM)
             assert isinstance(await broker.end(), UnavailableError)
-        assert process.wait(10) == 0
+        assert process.wait() == 0
 
 
 @pytest.mark.parametrize(

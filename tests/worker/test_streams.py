@@ -25,7 +25,7 @@ from services.common.errors import (
 from services.worker.servicer import STREAMS_MAX
 from tests.support.waiting import wait_until
 from tests.worker.made import unpacked, work
-from tests.worker.running import MINING, running
+from tests.worker.running import LONG, LONG_TOKENS, MINING, running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,7 +143,7 @@ async def test_one_bad_item_among_good_ones_is_refused_by_name_and_harms_none(tm
 async def test_a_handle_in_flight_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     async with running(tmp_path, step_us=5000) as worker, worker.broker() as broker:
         await broker.dispatch(work(1, max_tokens=20), work(1, max_tokens=3))
-        failure = await broker.failure_of(1)
+        failure = await wait_until(lambda: broker.failed.get(1), what="the refusal")
         assert failure.status.code == 6
         assert len(tokens_of(await wait_until(lambda: broker.finished.get(1)))) == 20
 
@@ -159,8 +159,8 @@ async def test_two_streams_use_the_same_handles_and_never_meet(tmp_path: Path) -
 
 
 async def test_a_late_cancel_of_one_attempt_does_not_touch_the_next(tmp_path: Path) -> None:
-    async with running(tmp_path, step_us=3000) as worker, worker.broker() as broker:
-        await broker.dispatch(work(1, max_tokens=30, request_id="r", attempt=1))
+    async with running(tmp_path, step_us=3000, **LONG) as worker, worker.broker() as broker:
+        await broker.dispatch(work(1, max_tokens=LONG_TOKENS, request_id="r", attempt=1))
         await broker.cancel(1)
         await broker.dispatch(work(2, max_tokens=30, request_id="r", attempt=2))
         await broker.cancel(1)
@@ -171,8 +171,8 @@ async def test_a_late_cancel_of_one_attempt_does_not_touch_the_next(tmp_path: Pa
 
 
 async def test_cancel_is_safe_at_every_stage_and_ends_each_item_once(tmp_path: Path) -> None:
-    async with running(tmp_path, slots=1, step_us=5000) as worker, worker.broker() as broker:
-        await broker.dispatch(work(1, max_tokens=60, stream_tokens=True), work(2, max_tokens=60))
+    async with running(tmp_path, slots=1, step_us=5000, **LONG) as worker, worker.broker() as broker:
+        await broker.dispatch(work(1, max_tokens=LONG_TOKENS, stream_tokens=True), work(2, max_tokens=60))
         await wait_until(lambda: broker.tokens[1, 0])
         await broker.cancel(2, 12345)  # waits for the only slot; nobody
         waiting = await broker.finish_of(2)
@@ -198,9 +198,9 @@ async def test_cancel_is_safe_at_every_stage_and_ends_each_item_once(tmp_path: P
 
 
 async def test_a_client_that_is_gone_frees_its_slot_within_two_steps(tmp_path: Path) -> None:
-    async with running(tmp_path, slots=1, step_us=20_000) as worker:
+    async with running(tmp_path, slots=1, step_us=20_000, **LONG) as worker:
         async with worker.broker() as gone:
-            await gone.dispatch(work(1, max_tokens=64, stream_tokens=True))
+            await gone.dispatch(work(1, max_tokens=LONG_TOKENS, stream_tokens=True))
             await wait_until(lambda: gone.tokens[1, 0])
         async with worker.broker() as broker:
             await wait_until(lambda: worker.host.stats().requests_cancelled == 1)
@@ -272,8 +272,8 @@ async def test_a_stream_that_does_not_begin_with_a_hello_is_refused(tmp_path: Pa
 async def test_a_frame_that_no_broker_sends_ends_the_stream_and_frees_what_it_had(
     tmp_path: Path, frame: wire.ExecuteRequest
 ) -> None:
-    async with running(tmp_path, step_us=5000) as worker, worker.broker() as broker:
-        await broker.dispatch(work(1, max_tokens=60))
+    async with running(tmp_path, step_us=5000, **LONG) as worker, worker.broker() as broker:
+        await broker.dispatch(work(1, max_tokens=LONG_TOKENS))
         await broker.call.write(frame)
         assert isinstance(await broker.end(), InvalidArgumentError)
         await wait_until(lambda: worker.host.in_flight == 0)
@@ -356,8 +356,8 @@ async def test_one_request_that_fails_in_the_engine_fails_alone(tmp_path: Path) 
 
 async def test_an_engine_that_fails_hands_everything_back_as_unavailable(tmp_path: Path) -> None:
     faults = [RequestFault("throw", "prompt_token", 500, 1)]
-    async with running(tmp_path, request_faults=faults, step_us=5000) as worker, worker.broker() as broker:
-        await broker.dispatch(*[work(handle, max_tokens=60) for handle in range(6)])
+    async with running(tmp_path, request_faults=faults, step_us=5000, **LONG) as worker, worker.broker() as broker:
+        await broker.dispatch(*[work(handle, max_tokens=LONG_TOKENS) for handle in range(6)])
         await wait_until(lambda: worker.host.stats().active)
         await broker.dispatch(work(6, [500]), work(7, [1]))
         for handle in range(8):
@@ -387,7 +387,7 @@ async def test_a_reader_that_does_not_read_holds_back_only_itself(tmp_path: Path
             assert len((await quick.finish_of(handle)).payload.data) == size
             quick.finished.clear()
         slow.read_on()
-        ends = [await slow.end_of(handle, within_s=20) for handle in range(sent)]
+        ends = [await slow.end_of(handle) for handle in range(sent)]
         finished = [end for end in ends if isinstance(end, wire.ItemFinished)]
         refused = [end for end in ends if isinstance(end, wire.ItemFailed)]
         assert len(finished) >= credit
@@ -396,15 +396,16 @@ async def test_a_reader_that_does_not_read_holds_back_only_itself(tmp_path: Path
 
 
 async def test_draining_refuses_new_items_and_lets_old_ones_end(tmp_path: Path) -> None:
-    async with running(tmp_path, step_us=5000) as worker, worker.broker() as broker:
-        await broker.dispatch(work(1, max_tokens=30))
+    async with running(tmp_path, step_us=5000, **LONG) as worker, worker.broker() as broker:
+        await broker.dispatch(work(1, max_tokens=30), work(3, max_tokens=LONG_TOKENS))
         await wait_until(lambda: worker.host.in_flight)
-        drained = asyncio.get_running_loop().create_task(worker.servicer.drain(10.0))
+        drained = asyncio.get_running_loop().create_task(worker.servicer.drain(60.0))
         await asyncio.sleep(0)
         await broker.dispatch(work(2))
         error = from_status((await broker.failure_of(2)).status)
         assert (error.code, error.reason) == (14, reasons.DRAINING)
         assert len(tokens_of(await broker.finish_of(1))) == 30
+        await broker.cancel(3)
         await drained
         end = await broker.end()
         assert isinstance(end, UnavailableError)
