@@ -13,9 +13,13 @@ from services.common.process import Process
 from services.common.telemetry import Telemetry
 from services.provisioner.main import serve
 from services.provisioner.settings import ProvisionerSettings
+from tests.support.ports import held_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
+
+
+HEARTBEAT_MS = 1000
 
 
 class Running(Process):
@@ -34,8 +38,11 @@ class Running(Process):
 
 @asynccontextmanager
 async def running_provisioner(**settings: Any) -> AsyncIterator[Running]:
-    """Runs a provisioner with quick heartbeats until the block is left."""
-    told = {"heartbeat_interval_ms": 200, "drain_grace_s": 5.0, **settings}
+    """Runs a provisioner until the block is left.
+
+    A lease is three intervals: that of a node that a test registers once has to last as long as the test.
+    """
+    told = {"heartbeat_interval_ms": HEARTBEAT_MS, "drain_grace_s": 5.0, **settings}
     process = Running()
     served = asyncio.create_task(serve(ProvisionerSettings(**told), process))
     served.add_done_callback(lambda ended: process.listening.done() or process.listening.cancel())
@@ -47,6 +54,13 @@ async def running_provisioner(**settings: Any) -> AsyncIterator[Running]:
         await served
         await process.tasks.close()
         process.telemetry.close()
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Where a provisioner listens that is started again."""
+    with held_port() as held:
+        yield held
 
 
 @pytest.fixture

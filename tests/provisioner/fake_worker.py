@@ -14,6 +14,7 @@ from services.common.errors import FailedPreconditionError, UnimplementedError
 from services.common.rpc import channel, translated
 from tests.provisioner import made
 from tests.support.servers import serving
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -63,7 +64,7 @@ class FakeWorker:
         self.servicer = servicer
         self.node = node
 
-    async def register(self, *, loaded: bool = False, timeout: float = 10.0) -> wire.RegisterNodeResponse:
+    async def register(self, *, loaded: bool = False, timeout: float = PATIENCE_S) -> wire.RegisterNodeResponse:
         """Registers as this worker is now; loaded, with a report and a probe that agree unless told otherwise."""
         report = made.report(self.node) if loaded else None
         if loaded and self.servicer.answer is None:
@@ -83,7 +84,7 @@ class FakeWorker:
             request = wire.HeartbeatRequest(
                 node_id=self.node.node_id, incarnation=self.node.incarnation, draining=draining, stats=stats
             )
-            return await self.stub.Heartbeat(request, timeout=5)
+            return await self.stub.Heartbeat(request, timeout=PATIENCE_S)
 
     async def withdraw(self) -> None:
         with translated():
@@ -93,7 +94,7 @@ class FakeWorker:
 
     async def listed(self, *states: wire.NodeState.ValueType) -> list[wire.Node]:
         with translated():
-            answer = await self.stub.ListNodes(wire.ListNodesRequest(states=states), timeout=5)
+            answer = await self.stub.ListNodes(wire.ListNodesRequest(states=states), timeout=PATIENCE_S)
         return list(answer.nodes)
 
 

@@ -111,9 +111,7 @@ class Scene:
             node = await self.node()
             return node if node is not None and node.state == wire.NODE_STATE_ACCEPTED else None
 
-        await wait_until(seen, what="acceptance")
-        node = await seen()
-        assert node is not None
+        node: wire.Node = await wait_until(seen, what="acceptance")
         return node
 
     async def write(self, kind: str, outcome: str) -> Path:
@@ -129,13 +127,14 @@ class Scene:
         )
 
 
-async def test_a_worker_is_refused_until_the_evidence_is_there_and_nothing_is_started_again(tmp_path: Path) -> None:
+async def test_a_worker_is_refused_until_the_evidence_is_there_and_nothing_is_started_again(
+    address: str, tmp_path: Path
+) -> None:
     engine = tmp_path / "engine"
     write_simulated_engine(engine, **GENERATING)
-    policy = {"heartbeat_interval_ms": 200, "required_evidence": ["audit"]}
+    policy = {"heartbeat_interval_ms": 200, "required_evidence": ["audit"], "listen": address}
     first = await asyncio.to_thread(ServiceProcess, "services.provisioner", policy)
     with first:
-        address = first.address
         settings = {"engine_dir": str(engine), "provisioner": address, "node_id": "node-1"}
         worker = await asyncio.to_thread(ServiceProcess, "services.worker", settings)
         with worker:
@@ -153,7 +152,7 @@ async def test_a_worker_is_refused_until_the_evidence_is_there_and_nothing_is_st
 
                 # A stricter policy: the engine that is loaded stays loaded, and waits for what is missing.
                 assert await asyncio.to_thread(first.stop) == 0
-                stricter = policy | {"required_evidence": ["audit", "ladder"], "listen": address}
+                stricter = policy | {"required_evidence": ["audit", "ladder"]}
                 with await asyncio.to_thread(ServiceProcess, "services.provisioner", stricter) as second:
                     await scene.refused_for("absent")
                     await scene.write("ladder", "measured")

@@ -24,10 +24,10 @@ from services.common.errors import (
 )
 from services.common.rpc import call_error, channel, translated
 from tests.provisioner import made
-from tests.provisioner.conftest import Running, running_provisioner
+from tests.provisioner.conftest import HEARTBEAT_MS, Running, running_provisioner
 from tests.provisioner.fake_worker import FakeWorker, fake_worker
 from tests.support.logged import captured_logs
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -49,7 +49,7 @@ async def metrics(provisioner: Running) -> str:
 
 async def watch(client: grpc.aio.Channel, resume_token: str = "") -> AsyncGenerator[wire.WatchNodesResponse, None]:
     request = wire.WatchNodesRequest(resume_token=resume_token)
-    call = provisioner_service_pb2_grpc.ProvisionerServiceStub(client).WatchNodes(request, timeout=30)
+    call = provisioner_service_pb2_grpc.ProvisionerServiceStub(client).WatchNodes(request, timeout=PATIENCE_S)
     try:
         with translated():
             async for message in call:
@@ -61,8 +61,9 @@ async def watch(client: grpc.aio.Channel, resume_token: str = "") -> AsyncGenera
 @pytest.mark.parametrize("payload", [False, True])
 async def test_a_good_node_is_accepted_after_its_probe(provisioner: Running, payload: bool) -> None:
     async with fake_worker(provisioner.address, payload=payload) as worker:
+        before = time.time()
         first = await worker.register()
-        assert (first.state, first.heartbeat_interval_ms) == (wire.NODE_STATE_MAY_LOAD, 200)
+        assert (first.state, first.heartbeat_interval_ms) == (wire.NODE_STATE_MAY_LOAD, HEARTBEAT_MS)
         assert worker.servicer.probes == 0
         second = await worker.register(loaded=True)
         assert second.state == wire.NODE_STATE_ACCEPTED
@@ -73,8 +74,10 @@ async def test_a_good_node_is_accepted_after_its_probe(provisioner: Running, pay
         assert node.report == made.report(worker.node)
         assert not node.HasField("stats")
         now = time.time()
-        assert abs(node.register_time.ToNanoseconds() / 1e9 - now) < 5
-        assert now < node.expire_time.ToNanoseconds() / 1e9 < now + 1
+        since, until = node.register_time.ToNanoseconds() / 1e9, node.expire_time.ToNanoseconds() / 1e9
+        lease_s = 3 * HEARTBEAT_MS / 1000
+        assert before <= since <= now
+        assert before + lease_s <= until <= now + lease_s
 
 
 async def test_a_node_without_a_token_budget_is_refused_everywhere_it_can_be_seen(provisioner: Running) -> None:
@@ -229,8 +232,12 @@ async def test_a_node_that_is_withdrawn_while_probed_stays_out(worker: FakeWorke
     assert await worker.listed() == []
 
 
-async def test_a_lease_ends_without_heartbeats_and_lives_with_them(provisioner: Running) -> None:
-    async with fake_worker(provisioner.address, "quiet") as quiet, fake_worker(provisioner.address, "alive") as alive:
+async def test_a_lease_ends_without_heartbeats_and_lives_with_them() -> None:
+    async with (
+        running_provisioner(heartbeat_interval_ms=500) as provisioner,
+        fake_worker(provisioner.address, "quiet") as quiet,
+        fake_worker(provisioner.address, "alive") as alive,
+    ):
         await quiet.register(loaded=True)
         await alive.register(loaded=True)
 
@@ -314,17 +321,14 @@ async def test_a_watcher_whose_connection_broke_goes_on_where_it_was() -> None:
             await stream.aclose()
 
 
-async def test_a_restarted_provisioner_tells_watchers_nothing_before_the_workers_told_it() -> None:
+async def test_a_restarted_provisioner_tells_watchers_nothing_before_the_workers_told_it(address: str) -> None:
     async with fake_worker("127.0.0.1:1") as worker:
         worker.servicer.answer = made.answer(worker.node)
-        port = ""
         for _ in range(2):
-            listen = {"listen": port} if port else {}
             async with (
-                running_provisioner(heartbeat_interval_ms=500, **listen) as provisioner,
-                channel(provisioner.address) as client,
+                running_provisioner(heartbeat_interval_ms=500, listen=address),
+                channel(address) as client,
             ):
-                port = provisioner.address
                 stream = watch(client)
                 first = asyncio.ensure_future(anext(stream))
                 again = FakeWorker(client, worker.servicer, worker.node)
@@ -338,7 +342,7 @@ async def test_a_restarted_provisioner_tells_watchers_nothing_before_the_workers
 
 async def test_the_first_snapshot_waits_for_probes_that_have_begun() -> None:
     async with (
-        running_provisioner() as provisioner,
+        running_provisioner(heartbeat_interval_ms=200) as provisioner,
         channel(provisioner.address) as client,
         fake_worker(provisioner.address) as worker,
     ):
@@ -355,7 +359,8 @@ async def test_the_first_snapshot_waits_for_probes_that_have_begun() -> None:
 
 
 async def test_watchers_are_sent_away_when_the_provisioner_drains() -> None:
-    async with running_provisioner() as provisioner, channel(provisioner.address) as client:
+    settings = {"heartbeat_interval_ms": 200, "drain_grace_s": 60.0}
+    async with running_provisioner(**settings) as provisioner, channel(provisioner.address) as client:
         stream = watch(client)
         await anext(stream)
         started = time.monotonic()
@@ -363,11 +368,12 @@ async def test_watchers_are_sent_away_when_the_provisioner_drains() -> None:
         with pytest.raises(UnavailableError) as caught:
             await anext(stream)
         assert caught.value.reason == reasons.DRAINING
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 30, "it did not wait for its grace to be over"
 
 
 async def test_bounds_are_told(worker: FakeWorker) -> None:
-    async with running_provisioner(nodes_max=1, watchers_max=1) as small, channel(small.address) as client:
+    settings = {"heartbeat_interval_ms": 500, "nodes_max": 1, "watchers_max": 1}
+    async with running_provisioner(**settings) as small, channel(small.address) as client:
         async with fake_worker(small.address, "a") as first, fake_worker(small.address, "b") as second:
             await first.register()
             with pytest.raises(ResourceExhaustedError) as caught:
