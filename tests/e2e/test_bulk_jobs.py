@@ -17,9 +17,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from engines.simulated import Simulation, write_simulated_engine
+from ifabric.broker.v1 import job_service_pb2
 from services.cli.jobs.output import lock
+from tests.jobs.client import JobClient
+from tests.support.spoken import until
 from tests.support.suite import end, run, start, up
-from tests.support.waiting import block_until
+from tests.support.waiting import PATIENCE_S, block_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,8 +71,9 @@ def keeper(
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
+    """Rows that end in the order in which they stand."""
     path = tmp_path / "prompts.jsonl"
-    lines = [json.dumps({"id": f"r{n}", "prompt": f"head {n % 10} row {n}", "max_tokens": 3}) for n in range(ROWS)]
+    lines = [json.dumps({"id": f"r{n}", "prompt": f"row {n:05}", "max_tokens": 3}) for n in range(ROWS)]
     lines[7] = "no row"
     lines[2000] = json.dumps({"id": "typo", "prompt": "x", "max_token": 1})
     path.write_text("\n".join(lines) + "\n")
@@ -99,11 +103,17 @@ def holding(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def kill_when(words: tuple[str, ...], condition: Any) -> None:
-    """Starts a command and kills it, without a chance to clean up, once the condition holds."""
+def kill_when(words: tuple[str, ...], condition: Any, paused: JobClient | None = None) -> None:
+    """Starts a command and kills it, without a chance to clean up, once the condition holds.
+
+    A job that is `paused` goes on only once the command has seen that it is: it cannot end while the command starts.
+    """
     process = start(*words)
     try:
-        block_until(lambda: condition() or process.poll() is not None, within_s=60, what="the moment to kill")
+        if paused is not None:
+            until(process, '"stage":"paused"')
+            paused.resume()
+        block_until(lambda: condition() or process.poll() is not None, what="the moment to kill")
         assert process.poll() is None, process.communicate()
         os.kill(process.pid, signal.SIGKILL)
     finally:
@@ -113,14 +123,22 @@ def kill_when(words: tuple[str, ...], condition: Any) -> None:
 def test_a_client_that_is_killed_again_and_again_writes_what_an_undisturbed_one_writes(
     keeper: RunningSuite, prompts: Path, tmp_path: Path
 ) -> None:
-    words = ("bulk", "run", str(prompts), "--broker", keeper.broker, "--engine-id", "texts", "--json")
+    to = ("--broker", keeper.broker, "--tenant", "killed")
+    words = ("bulk", "run", str(prompts), *to, "--engine-id", "texts", "--json")
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     kill_when((*words, "-o", str(out)), out.exists)
-    for rows in (1, ROWS // 4, ROWS // 2):
-        kill_when((*words, "-o", str(out)), functools.partial(lines_are, out, rows))
-        with out.open("ab") as cut:
-            cut.write(b'{"id": "half a li')  # what a kill in the middle of a write leaves
-    done = run(*words, "-o", str(out), within_s=90)
+    with JobClient(keeper.broker, tenant="killed") as job:
+        [made] = job.call("ListJobs", job_service_pb2.ListJobsRequest(tenant="killed")).jobs
+        job.name["job_id"] = made.spec.job_id
+        before = None
+        for rows in (1, ROWS // 4, ROWS // 2):
+            kill_when((*words, "-o", str(out)), functools.partial(lines_are, out, rows), before)
+            job.pause()
+            before = job
+            with out.open("ab") as cut:
+                cut.write(b'{"id": "half a li')  # what a kill in the middle of a write leaves
+        job.resume()
+    done = run(*words, "-o", str(out))
     assert done.returncode == 1
     assert f"2 of {ROWS:,} rows failed; see {tmp_path / 'out.errors.jsonl'}" in done.stderr
     report = json.loads(done.stdout)
@@ -191,12 +209,9 @@ def test_a_job_that_cannot_go_on_says_why_at_once(keeper: RunningSuite, tmp_path
     )
     process = start(*words)
     try:
-        assert process.stderr is not None
-        said = [process.stderr.readline() for _ in range(2)]
-        assert "stalled: " in said[1]
-        assert "none" in said[1]
+        assert "none" in until(process, "stalled: ")
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert "the same command goes on where it was" in errors
         assert process.returncode == 128 + signal.SIGINT
     finally:
@@ -256,7 +271,7 @@ def test_mining_that_is_killed_goes_on_and_every_row_lies_where_the_index_says(
         second = run(*words)
     assert second.returncode == 1
     assert f"another command writes to {folder}" in second.stderr
-    done = run(*words, within_s=120)
+    done = run(*words)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"ifab: 3 of 6,000 rows failed; see {folder / 'errors.jsonl'}"
     said = json.loads(done.stdout)
@@ -301,7 +316,7 @@ def test_two_commands_that_mine_at_the_same_time_do_not_meet(keeper: RunningSuit
         commands.append(start("mine", str(rows), "-o", str(tmp_path / name), "--broker", keeper.broker, "--json"))
     try:
         for command in commands:
-            out, err = command.communicate(timeout=60)
+            out, err = command.communicate(timeout=2 * PATIENCE_S)
             assert command.returncode == 0, err
             assert (json.loads(out)["rows"], json.loads(out)["failed"]) == (3_000, 0)
     finally:

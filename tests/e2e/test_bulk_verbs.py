@@ -6,13 +6,17 @@ from __future__ import annotations
 import gzip
 import json
 import signal
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 
 from engines.simulated import Simulation, write_simulated_engine
+from ifabric.broker.v1 import operator_service_pb2, operator_service_pb2_grpc
+from tests.jobs.client import JobClient
 from tests.support.suite import all_gone, children_of, end, run, start, up
-from tests.support.waiting import block_until
+from tests.support.waiting import PATIENCE_S, block_until
 
 if TYPE_CHECKING:
     import subprocess
@@ -25,13 +29,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(240)
 
 ROWS = 1000
+TEXTS_NODE = "local-1"
 
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, SimulatedEngine]:
-    """One that takes about 8 s for ROWS rows, one that makes hidden states, and what the latter is."""
+    """One that takes some seconds for ROWS rows, one that makes hidden states, and what the latter is."""
     texts, states = tmp_path_factory.mktemp("texts"), tmp_path_factory.mktemp("states")
-    write_simulated_engine(texts, engine_id="texts", time_mode="real", step_us=40_000, slots=16)
+    write_simulated_engine(texts, engine_id="texts", time_mode="real", step_us=20_000, slots=16)
     written = write_simulated_engine(
         states, engine_id="states", max_output_tokens=0, payload_dtype="float32", hidden_size=64
     )
@@ -46,10 +51,40 @@ def suite(
         yield running
 
 
+@contextmanager
+def standing(suite: RunningSuite) -> Iterator[Callable[[bool], None]]:
+    """Gives what takes the node of the texts out of service and back at once: a command takes a second to start.
+
+    No row is handed over while it is out, so a job does not end meanwhile, however long what a test does takes.
+    """
+    with grpc.insecure_channel(suite.broker) as to_broker:
+        operators = operator_service_pb2_grpc.OperatorServiceStub(to_broker)
+
+        def stand(still: bool) -> None:
+            change: Any = operators.CordonNode if still else operators.UncordonNode
+            kind = operator_service_pb2.CordonNodeRequest if still else operator_service_pb2.UncordonNodeRequest
+            change(kind(node_id=TEXTS_NODE), timeout=10)
+
+        stand(True)
+        try:
+            yield stand
+        finally:
+            stand(False)
+
+
+def begin(suite: RunningSuite, name: str, stand: Callable[[bool], None]) -> None:
+    """Lets some rows of a job end, and no more."""
+    with JobClient(suite.broker, job_id=name, tenant="") as job:
+        stand(False)
+        block_until(lambda: job.get().finished_rows, what="the first results")
+        stand(True)
+
+
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
+    """Rows that end in the order in which they stand."""
     path = tmp_path / "prompts.jsonl"
-    rows = [{"id": f"r{n}", "prompt": f"head {n % 10} row {n}", "max_tokens": 3} for n in range(ROWS)]
+    rows = [{"id": f"r{n}", "prompt": f"row {n:05}", "max_tokens": 3} for n in range(ROWS)]
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
 
@@ -79,28 +114,32 @@ def test_a_job_that_runs_is_watched_stopped_collected_and_let_go_on(
     suite: RunningSuite, prompts: Path, tmp_path: Path
 ) -> None:
     name, out = "runs", tmp_path / "out.jsonl"
-    submitted = said(suite, "submit", str(prompts), "--job", name, "--engine-id", "texts")
-    assert (submitted["job_id"], submitted["rows"]) == (name, ROWS)
-    watch = start("bulk", "watch", name, "--broker", suite.broker, "--json")
-    try:
-        seen = [shown(watch, lambda job: job["finished"] > 0)]
-        assert said(suite, "pause", name)["state"] == "paused"
-        first = said(suite, "results", name, "-o", str(out))
-        assert (first["total"], first["failed"]) == (ROWS, 0)
-        held = said(suite, "status", name)
-        assert (held["state"], held["finished"] < ROWS) == ("paused", True)
-        listed = run("bulk", "list", "--broker", suite.broker, "--json")
-        assert name in [json.loads(line)["job_id"] for line in listed.stdout.splitlines()]
-        assert said(suite, "resume", name)["state"] == "running"
-        last = said(suite, "results", name, "-o", str(out), "--follow")
-        assert (last["rows"], last["failed"]) == (ROWS, 0)
-        left, _ = watch.communicate(timeout=30)
-        states = [job["state"] for job in (*seen, *map(json.loads, left.splitlines()))]
-        assert watch.returncode == 0
-        assert states[-1] == "completed"
-        assert "paused" in states
-    finally:
-        end(watch)
+    with standing(suite) as stand:
+        submitted = said(suite, "submit", str(prompts), "--job", name, "--engine-id", "texts")
+        assert (submitted["job_id"], submitted["rows"]) == (name, ROWS)
+        watch = start("bulk", "watch", name, "--broker", suite.broker, "--json")
+        try:
+            seen = [shown(watch, lambda job: job["finished"] == 0)]
+            begin(suite, name, stand)
+            seen.append(shown(watch, lambda job: job["finished"] > 0))
+            assert said(suite, "pause", name)["state"] == "paused"
+            stand(False)
+            first = said(suite, "results", name, "-o", str(out))
+            assert (first["total"], first["failed"]) == (ROWS, 0)
+            held = said(suite, "status", name)
+            assert (held["state"], held["finished"] < ROWS) == ("paused", True)
+            listed = run("bulk", "list", "--broker", suite.broker, "--json")
+            assert name in [json.loads(line)["job_id"] for line in listed.stdout.splitlines()]
+            assert said(suite, "resume", name)["state"] == "running"
+            last = said(suite, "results", name, "-o", str(out), "--follow")
+            assert (last["rows"], last["failed"]) == (ROWS, 0)
+            left, _ = watch.communicate(timeout=PATIENCE_S)
+            states = [job["state"] for job in (*seen, *map(json.loads, left.splitlines()))]
+            assert watch.returncode == 0
+            assert states[-1] == "completed"
+            assert "paused" in states
+        finally:
+            end(watch)
     assert [each["id"] for each in documents(out)] == [f"r{n}" for n in range(ROWS)]
     ended = said(suite, "status", name)
     assert (ended["state"], ended["finished"], ended["failed"]) == ("completed", ROWS, 0)
@@ -112,13 +151,16 @@ def test_a_job_that_is_cancelled_half_way_keeps_its_results_and_has_an_error_for
     suite: RunningSuite, prompts: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.jsonl"
-    said(suite, "submit", str(prompts), "--job", "half", "--engine-id", "texts")
-    watch = start("bulk", "watch", "half", "--broker", suite.broker, "--json")
-    try:
-        shown(watch, lambda job: job["finished"] > 0)
-    finally:
-        end(watch)
-    cancelled = said(suite, "cancel", "half")
+    with standing(suite) as stand:
+        said(suite, "submit", str(prompts), "--job", "half", "--engine-id", "texts")
+        watch = start("bulk", "watch", "half", "--broker", suite.broker, "--json")
+        try:
+            shown(watch, lambda job: job["finished"] == 0)
+            begin(suite, "half", stand)
+            shown(watch, lambda job: job["finished"] > 0)
+        finally:
+            end(watch)
+        cancelled = said(suite, "cancel", "half")
     assert cancelled["state"] == "cancelled"
     counted = said(suite, "results", "half", "-o", str(out), "--follow", status=1)
     assert (counted["rows"], counted["failed"]) == (ROWS, ROWS - cancelled["finished"])

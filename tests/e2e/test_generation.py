@@ -14,7 +14,7 @@ from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from ifabric.engine.v1 import generation_pb2, node_pb2
 from ifabric.worker.v1 import worker_service_pb2, worker_service_pb2_grpc
 from services.common.rpc import channel
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -99,7 +99,7 @@ async def test_the_same_request_gives_the_same_tokens_alone_and_in_a_batch(suite
     together, _, _ = await job(suite, requests)
     async with broker_of(suite) as broker:
         for request in requests[:4]:
-            alone = await broker.Generate(broker_service_pb2.GenerateRequest(request=request), timeout=20)
+            alone = await broker.Generate(broker_service_pb2.GenerateRequest(request=request), timeout=PATIENCE_S)
             batched = together[request.request_id].samples[0]
             assert alone.result.samples[0].token_ids == batched.token_ids
             assert alone.result.samples[0].text == batched.text
@@ -130,7 +130,7 @@ async def test_a_stop_string_ends_the_text_before_itself(suite: RunningSuite) ->
 async def test_a_stream_has_one_start_numbered_messages_and_one_end(suite: RunningSuite) -> None:
     async with broker_of(suite) as broker:
         request = broker_service_pb2.GenerateStreamRequest(request=text_request("Once upon a time", most=12))
-        messages = [message async for message in broker.GenerateStream(request, timeout=20)]
+        messages = [message async for message in broker.GenerateStream(request, timeout=PATIENCE_S)]
     assert [message.sequence_number for message in messages] == list(range(len(messages)))
     kinds = [message.WhichOneof("event") for message in messages]
     assert kinds[0] == "started"
@@ -156,7 +156,7 @@ async def test_a_client_that_goes_away_leaves_nothing_in_the_engine(suite: Runni
         stats = await engine_stats(suite)
         return stats.active == 0 and stats.queued == 0
 
-    await wait_until(idle, within_s=5, what="an idle engine")
+    await wait_until(idle, what="an idle engine")
 
 
 async def test_cancel_by_id_ends_a_request_with_its_reason(suite: RunningSuite) -> None:

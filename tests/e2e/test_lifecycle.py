@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from engines.simulated import ABSENT, write_simulated_engine
+from tests.support.ports import held_port
 from tests.support.processes import ROOT, ServiceProcess, environment
-from tests.support.suite import IFAB, all_gone, children_of, end, run, start, up
-from tests.support.waiting import block_until
+from tests.support.suite import IFAB, STOP_WITHIN_S, all_gone, children_of, end, run, start, up
+from tests.support.waiting import PATIENCE_S, block_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +59,7 @@ def test_a_killed_supervisor_leaves_no_service_behind(engine: Path, tmp_path: Pa
 def test_a_killed_worker_ends_the_suite_with_a_sentence(engine: Path, tmp_path: Path) -> None:
     with up(tmp_path, [engine]) as suite:
         os.kill(suite.said["workers"][0]["pid"], signal.SIGKILL)
-        assert suite.process.wait(30) == 1
+        assert suite.process.wait(STOP_WITHIN_S) == 1
         assert suite.process.stderr is not None
         assert "the worker ended with status -9" in suite.process.stderr.read()
         all_gone(suite.pids, within_s=1)
@@ -74,11 +75,11 @@ def test_a_job_that_is_interrupted_stops_its_suite(engine: Path, tmp_path: Path,
     )
     services: set[int] = set()
     try:
-        block_until(lambda: results.exists() or command.poll() is not None, within_s=40, what="the start of the job")
+        block_until(lambda: results.exists() or command.poll() is not None, what="the start of the job")
         services = {child.pid for child in children_of(command.pid)}
         assert len(services) == 3
         command.send_signal(number)
-        assert command.wait(30) == 128 + number
+        assert command.wait(STOP_WITHIN_S) == 128 + number
         all_gone(services, within_s=1)
     finally:
         end(command, services)
@@ -150,26 +151,21 @@ def provisioner() -> Iterator[ServiceProcess]:
 def test_a_refused_node_is_visible_and_does_not_load(without_budget: Path, provisioner: ServiceProcess) -> None:
     settings = {"engine_dir": without_budget, "provisioner": provisioner.address, "node_id": "no-budget"}
     with ServiceProcess("services.worker", settings) as worker:
-        listed = block_until(lambda: nodes(provisioner.address), within_s=20, what="the node")
+        listed = block_until(lambda: nodes(provisioner.address), what="the node")
         assert [(node["description"]["node_id"], node["state"]) for node in listed] == [
             ("no-budget", "NODE_STATE_REFUSED")
         ]
         assert [each["path"] for each in listed[0]["violations"]] == ["contract.limits.step_token_budget"]
         assert "report" not in listed[0], "a refused worker loads nothing"
-        [refused] = worker.logs("node.not_in_service")
+        # The worker hears of it after the provisioner has listed it.
+        [refused] = block_until(lambda: worker.logs("node.not_in_service"), what="the line of the refusal")
         assert [each["field"] for each in refused["violations"]] == ["contract.limits.step_token_budget"]
         assert worker.process.poll() is None
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 def test_services_start_in_any_order_and_find_each_other(engine: Path) -> None:
-    address = f"127.0.0.1:{free_port()}"
     with (
+        held_port() as address,
         ServiceProcess("services.broker", {"provisioner": address}) as broker,
         ServiceProcess("services.worker", {"provisioner": address, "engine_dir": engine, "node_id": "late"}),
         ServiceProcess("services.provisioner", {"listen": address}),
@@ -179,4 +175,4 @@ def test_services_start_in_any_order_and_find_each_other(engine: Path) -> None:
             done = run("generate", "Hello", "-n", "2", "--broker", broker.address, "--json")
             return done.returncode == 0 and json.loads(done.stdout)["usage"]["generated_tokens"] == 2
 
-        block_until(answered, within_s=40, what="an answer")
+        block_until(answered, within_s=2 * PATIENCE_S, what="an answer")

@@ -20,7 +20,7 @@ from ifabric.broker.v1 import (
 )
 from services.common.rpc import channel
 from tests.support.suite import run, up
-from tests.support.waiting import block_until, wait_until
+from tests.support.waiting import PATIENCE_S, block_until, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,7 +103,7 @@ def job_under_way(suite: RunningSuite, folder: Path, count: int = SLOW) -> Itera
     rows = rows_file(folder / "slow.jsonl", count, max_tokens=200)
     made = ifab(suite, "bulk", "submit", str(rows), "--provisioner", suite.provisioner)
     try:
-        block_until(lambda: all(running(suite)), within_s=20, what="work on both")
+        block_until(lambda: all(running(suite)), what="work on both")
         yield made["job_id"]
     finally:
         ifab(suite, "bulk", "cancel", made["job_id"])
@@ -151,7 +151,7 @@ def test_jobs_show_their_cost_and_are_held_and_let_go(pair: RunningSuite, tmp_pa
         assert (listed["job_id"], listed["state"], listed["rows"]) == (job, "running", SLOW)
         assert ifab(pair, "jobs", "pause", job)["state"] == "paused"
         assert ifab(pair, "jobs", "priority", job, "7")["priority"] == 7
-        block_until(lambda: not any(running(pair)), within_s=20, what="the pause")
+        block_until(lambda: not any(running(pair)), what="the pause")
         explained = ifab(pair, "explain", f"r{SLOW - 1}", "--job", job)
         assert explained["place"] in {"waiting", "journal"}
         assert "paused" in explained["sentences"][0]
@@ -159,7 +159,7 @@ def test_jobs_show_their_cost_and_are_held_and_let_go(pair: RunningSuite, tmp_pa
         assert people[0].split()[:3] == ["job", "state", "priority"]
         assert people[1].split()[:3] == [job, "paused", "7"]
         assert ifab(pair, "jobs", "resume", job)["state"] == "running"
-        block_until(lambda: any(running(pair)), within_s=20, what="work again")
+        block_until(lambda: any(running(pair)), what="work again")
     assert run("jobs", "--broker", pair.broker, "--json").stdout == "", "cancelled jobs have ended"
     ended = [
         json.loads(line)["job_id"]
@@ -195,13 +195,13 @@ async def test_a_live_request_says_that_its_nodes_are_cordoned(pair: RunningSuit
     request.prompt.text = "Hello"
     async with channel(pair.broker) as to_broker:
         stub = broker_service_pb2_grpc.BrokerServiceStub(to_broker)
-        call = stub.Generate(broker_service_pb2.GenerateRequest(request=request), timeout=40)
+        call = stub.Generate(broker_service_pb2.GenerateRequest(request=request), timeout=3 * PATIENCE_S)
 
         def explained() -> str:
             done = run("explain", "waits", "--broker", pair.broker)
             return done.stdout
 
-        await wait_until(lambda: "cordoned" in explained(), within_s=20, what="the request")
+        await wait_until(lambda: "cordoned" in explained(), what="the request")
         assert explained().splitlines()[0] == (
             "Of the nodes that serve an engine of this request, local-1, local-2 are cordoned."
         )

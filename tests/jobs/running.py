@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import socket
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from engines.simulated import write_simulated_engine
+from tests.support.ports import held_port
 from tests.support.processes import ServiceProcess
 
 if TYPE_CHECKING:
@@ -23,21 +24,20 @@ DIRECTLY = {"heartbeat_interval_ms": 100}
 
 
 class Service:
-    """One process that can be killed and started again."""
+    """One process that can be killed and started again, at an address that nobody else gets meanwhile."""
 
     def __init__(self, module: str, settings: dict[str, Any], env: dict[str, str] | None = None) -> None:
         self._module = module
-        self.settings = settings
+        self._stack = ExitStack()
+        self.settings = {"listen": self._stack.enter_context(held_port()), **settings}
         self._env = env
         self.process: ServiceProcess | None = None
 
     def start(self, **settings: Any) -> ServiceProcess:
-        """Starts it; `settings` hold for this time only. It listens where it listened before."""
+        """Starts it; `settings` hold for this time only. It listens where it always does."""
         self.process = ServiceProcess(
             self._module, {**self.settings, **settings}, env=self._env, start_within_s=START_WITHIN_S
         )
-        self.settings.setdefault("listen", self.process.address)
-        self.settings["listen"] = self.process.address
         return self.process
 
     def kill(self) -> None:
@@ -45,6 +45,11 @@ class Service:
         if self.process is not None:
             self.process.kill()
             self.process = None
+
+    def close(self) -> None:
+        """Ends it by SIGKILL, and gives its address back."""
+        self.kill()
+        self._stack.close()
 
     @property
     def address(self) -> str:
@@ -121,11 +126,4 @@ class Fabric:
 
     def __exit__(self, *_: object) -> None:
         for service in reversed(self.services):
-            service.kill()
-
-
-def free_port() -> str:
-    """An address on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+            service.close()

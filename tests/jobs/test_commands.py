@@ -13,6 +13,7 @@ import pytest
 from tests.jobs.client import JobClient
 from tests.jobs.proof import QUICK
 from tests.jobs.running import Fabric
+from tests.support.spoken import until
 from tests.support.suite import end, run, start
 from tests.support.waiting import block_until
 
@@ -28,10 +29,11 @@ ROWS = 200
 
 @pytest.fixture(scope="module")
 def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fabric]:
-    """A job of ROWS rows takes some seconds."""
+    """A job of ROWS rows takes some seconds, from when the worker is started."""
     folder = tmp_path_factory.mktemp("commands")
     with Fabric(folder, engine={**QUICK, "step_us": 20_000}, broker={"tenant_rows_max": 1000}) as made:
-        yield made.start()
+        made.brokers[0].start()
+        yield made
 
 
 def prompts(path: Path, count: int) -> str:
@@ -45,17 +47,6 @@ def holds_some(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def until(process: subprocess.Popen[str], said: str) -> str:
-    """Reads what a command says on stderr up to a line with these words, which it returns."""
-    assert process.stderr is not None
-    before = []
-    for line in process.stderr:
-        if said in line:
-            return line
-        before.append(line)
-    raise AssertionError(f"never said {said!r}: {before}")
-
-
 def test_commands_that_stream_go_on_when_their_broker_is_back(fabric: Fabric, tmp_path: Path) -> None:
     [broker] = fabric.brokers
     to = ("--broker", broker.address, "--tenant", "away", "--json")
@@ -63,7 +54,8 @@ def test_commands_that_stream_go_on_when_their_broker_is_back(fabric: Fabric, tm
     with ExitStack() as stack:
         job = stack.enter_context(JobClient(broker.address, job_id="away", tenant="away"))
         assert run("bulk", "submit", rows, "--job", "away", *to).returncode == 0
-        block_until(lambda: job.get().finished_rows >= 20, within_s=60, what="some results")
+        fabric.workers[0].start()
+        block_until(lambda: job.get().finished_rows >= 20, what="some results")
         job.pause()
 
         def command(*words: str) -> subprocess.Popen[str]:
@@ -78,7 +70,7 @@ def test_commands_that_stream_go_on_when_their_broker_is_back(fabric: Fabric, tm
         assert watch.stdout is not None
         assert json.loads(watch.stdout.readline())["state"] == "paused"
         for path in (out, whole):
-            block_until(partial(holds_some, path), within_s=60, what="lines of results")
+            block_until(partial(holds_some, path), what="lines of results")
         assert job.get().finished_rows < ROWS
         broker.kill()
         for process in (watch, collect):

@@ -17,8 +17,9 @@ from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc, job_s
 from services.common.telemetry import names
 from services.common.telemetry.names import Kind
 from tests.jobs.client import JobClient
-from tests.jobs.running import Fabric, free_port
+from tests.jobs.running import Fabric
 from tests.observability.test_rules import RULES, first_events, shown
+from tests.support.ports import held_port
 from tests.support.processes import ROOT
 from tests.support.waiting import block_until
 
@@ -139,9 +140,17 @@ def test_live_labels_and_kinds_are_those_of_the_names(fabric: Fabric) -> None:
     assert checked > 25
 
 
-def test_a_real_prometheus_scrapes_the_suite_and_finds_nothing_wrong(fabric: Fabric, tmp_path: Path) -> None:
+@pytest.fixture
+def listen() -> Iterator[str]:
+    """Where Prometheus is to listen."""
+    with held_port() as address:
+        yield address
+
+
+def test_a_real_prometheus_scrapes_the_suite_and_finds_nothing_wrong(
+    fabric: Fabric, listen: str, tmp_path: Path
+) -> None:
     assert shutil.which("prometheus"), "prometheus is missing: run scripts/bootstrap tests"
-    listen = free_port()
     services = {"provisioner": fabric.provisioner, "worker": fabric.workers[0], "broker": fabric.brokers[0]}
     jobs = [
         {"job_name": f"ifabric-{name}", "static_configs": [{"targets": [service.process.metrics]}]}
