@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from services.common.errors import (
+    DeadlineExceededError,
     FabricError,
     InternalError,
     InvalidArgumentError,
@@ -25,6 +26,7 @@ from services.common.errors import (
 )
 from services.common.process import Stop
 from services.common.rpc import Server, call_error, channel, translated
+from services.common.rpc.requests import only
 from services.common.telemetry import Telemetry
 from tests.common.behaviour import FULL_NAME, KINDS, Behaviour, call, register
 from tests.support.logged import captured_logs
@@ -177,6 +179,26 @@ async def test_outcomes_are_counted_by_method_and_code(client: grpc.aio.Channel,
         # Counted once the answer is on its way.
         await wait_until(functools.partial(shows, line), what=line)
     assert f'ifabric_rpc_server_active{{rpc_method="{FULL_NAME}/UnaryUnary"}} 0.0' in scrape()
+
+
+@pytest.mark.parametrize("kind", ["UnaryUnary", "UnaryStream"])
+async def test_a_single_call_without_its_message_is_refused(client: grpc.aio.Channel, kind: str) -> None:
+    async def nothing() -> AsyncIterator[bytes]:
+        for part in ():
+            yield part
+
+    make: Any = client.stream_stream(f"/{FULL_NAME}/{kind}")
+    with pytest.raises(InvalidArgumentError, match="request: is absent"), translated():
+        _ = [answer async for answer in make(nothing(), timeout=PATIENCE_S)]
+
+
+async def test_a_message_that_does_not_come_whole_is_waited_for_so_long() -> None:
+    async def waits() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    with pytest.raises(DeadlineExceededError, match=r"did not come whole within 0\.01 s"):
+        await only(waits(), 0.01)
 
 
 async def test_an_unknown_method_is_unimplemented_and_makes_no_label(

@@ -100,6 +100,25 @@ def test_nobody_gets_in_without_a_token_or_in_the_clear(suite: SecuredSuite) -> 
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer guessed"),)], ids=["none", "guessed"])
+def test_nobodys_message_is_not_waited_for(suite: SecuredSuite, metadata: tuple[tuple[str, str], ...]) -> None:
+    """A message takes memory for as long as it comes: callers are asked who they are before there is any of it."""
+    heard = threading.Event()
+
+    def never() -> Iterator[bytes]:
+        heard.wait(20)
+        yield from ()
+
+    with suite.channel() as channel:
+        call: Any = channel.stream_unary("/ifabric.broker.v1.BrokerService/Generate")
+        try:
+            with pytest.raises(grpc.RpcError) as caught:
+                call(never(), timeout=10, metadata=metadata)
+        finally:
+            heard.set()
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
 def test_jobs_of_one_tenant_are_nothing_to_another(suite: SecuredSuite) -> None:
     with suite.channel() as channel:
         stub: Any = job_service_pb2_grpc.JobServiceStub(channel)

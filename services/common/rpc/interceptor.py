@@ -22,13 +22,15 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from services.common import logs, reasons
 from services.common.errors import FabricError, InternalError, to_status
-from services.common.rpc.requests import Incoming, checked, owned, tolerant
+from services.common.rpc.options import MESSAGE_S, STRANGERS_MESSAGE_S
+from services.common.rpc.requests import Incoming, checked, only, owned, tolerant
 from services.common.security.caller import set_caller
+from services.common.security.needs import need_of
 from services.common.security.tenants import request_count
 from services.common.telemetry import names, propagation
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from services.common.security import Access, Caller
     from services.common.telemetry import Telemetry
@@ -70,27 +72,29 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
 
         takes_many = bool(handler.request_streaming)
 
-        async def answer(request: Any, context: Context) -> Any:
-            return await self._run(method, context, request, takes_many, lambda request: unary(request, context))
+        async def answer(messages: AsyncIterator[Any], context: Context) -> Any:
+            return await self._run(method, context, messages, takes_many, lambda request: unary(request, context))
 
-        async def stream(request: Any, context: Context) -> None:
+        async def stream(messages: AsyncIterator[Any], context: Context) -> None:
             await self._run(
-                method, context, request, takes_many, lambda request: _pump(streaming(request, context), context)
+                method, context, messages, takes_many, lambda request: _pump(streaming(request, context), context)
             )
 
-        make: Any = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[(bool(handler.request_streaming), bool(handler.response_streaming))]
-        wrapped = stream if handler.response_streaming else answer
+        # All take many: of a handler that takes one, gRPC would read the message before it asks anybody who calls.
+        many = bool(handler.response_streaming)
+        make: Any = grpc.stream_stream_rpc_method_handler if many else grpc.stream_unary_rpc_method_handler
+        wrapped = stream if many else answer
         return make(wrapped, tolerant(handler.request_deserializer), handler.response_serializer)  # type: ignore[no-any-return]
 
     async def _run(
-        self, method: str, context: Context, request: Any, takes_many: bool, call: Callable[[Any], Awaitable[Any]]
+        self,
+        method: str,
+        context: Context,
+        messages: AsyncIterator[Any],
+        takes_many: bool,
+        call: Callable[[Any], Awaitable[Any]],
     ) -> Any:
-        """Runs one call: `request` is its message, or the iterator over its messages where it takes many."""
+        """Runs one call: `call` is given its message, or the iterator over them where it takes many."""
         started, code = time.perf_counter(), "OK"
         labels = {"rpc.method": method}
         self._active.add(1, labels)
@@ -109,8 +113,9 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
             try:
                 caller = self._access.admit(method, context)
                 if caller is None:
-                    return await call(Incoming(request) if takes_many else checked(request))
-                return await self._run_as(caller, request, takes_many, call)
+                    within_s = STRANGERS_MESSAGE_S if need_of(method).anybody else MESSAGE_S
+                    return await call(Incoming(messages) if takes_many else checked(await only(messages, within_s)))
+                return await self._run_as(caller, messages, takes_many, call)
             except asyncio.CancelledError:
                 # The client is gone, its deadline has passed, or the server stops; gRPC tells only by the clock.
                 remaining: float | None = context.time_remaining()
@@ -133,17 +138,20 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
                 self._duration.record(time.perf_counter() - started, {**labels, "rpc.status_code": code})
 
     async def _run_as(
-        self, caller: Caller, request: Any, takes_many: bool, call: Callable[[Any], Awaitable[Any]]
+        self, caller: Caller, messages: AsyncIterator[Any], takes_many: bool, call: Callable[[Any], Awaitable[Any]]
     ) -> Any:
         """Runs the call of somebody who is known: on their tenant, within their quota."""
         set_caller(caller)
         quotas = self._access.quotas
         with structlog.contextvars.bound_contextvars(caller=caller.name):
             if quotas is None:
-                return await call(Incoming(request, caller) if takes_many else owned(request, caller))
+                if takes_many:
+                    return await call(Incoming(messages, caller))
+                return await call(owned(await only(messages, MESSAGE_S), caller))
             with quotas.call(caller.tenant):
                 if takes_many:
-                    return await call(Incoming(request, caller, quotas, self._access.check_standing))
+                    return await call(Incoming(messages, caller, quotas, self._access.check_standing))
+                request = await only(messages, MESSAGE_S)
                 quotas.take(caller.tenant, request_count(request))
                 return await call(owned(request, caller))
 

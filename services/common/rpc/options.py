@@ -16,6 +16,10 @@ METADATA_BYTES_SOFT_MAX = 32 * 1024
 METADATA_BYTES_MAX = 64 * 1024
 HANDSHAKE_MS = 10_000
 """How long a connection may take to say who it is: TLS, HTTP/2 preface and settings."""
+MESSAGE_S = 60.0
+"""How long the message of a single call may take to come whole, in seconds: it takes memory meanwhile."""
+STRANGERS_MESSAGE_S = 5.0
+"""The same where nobody is asked who they are: such a message is a name."""
 CALLS_PER_CONNECTION = 4096
 """Calls that a server lets one connection have open unless told otherwise."""
 CALLS_PENDING = 8192

@@ -7,9 +7,10 @@ what cannot be is a violation like any other.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Self
 
-from services.common.errors import InvalidArgumentError, Violation
+from services.common.errors import DeadlineExceededError, InvalidArgumentError, Violation
 from services.common.security.tenants import impose, request_count
 
 if TYPE_CHECKING:
@@ -40,6 +41,26 @@ def tolerant(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | N
             return Unparsed(len(data))
 
     return attempt
+
+
+async def only(messages: AsyncIterator[Any], within_s: float) -> Any:
+    """Returns the message of a single call, once its caller may bring one.
+
+    Args:
+        messages: What the call brings.
+        within_s: How long it may take to come whole, in seconds.
+
+    Raises:
+        InvalidArgumentError: there is none.
+        DeadlineExceededError: it takes longer.
+    """
+    try:
+        async with asyncio.timeout(within_s):
+            return await anext(messages)
+    except TimeoutError as error:
+        raise DeadlineExceededError(f"the request did not come whole within {within_s:g} s") from error
+    except StopAsyncIteration as error:
+        raise InvalidArgumentError.of([Violation("request", "is absent")]) from error
 
 
 def checked(message: Any) -> Any:
