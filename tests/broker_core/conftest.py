@@ -17,7 +17,7 @@ from services.common.tasks import Tasks
 from services.common.telemetry import Telemetry
 from tests.broker_core.made import RecordingSink, work
 from tests.support.processes import ServiceProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -69,7 +69,7 @@ class Fleet:
 
     async def up(self, *names: str) -> None:
         """Waits until the core holds streams to these nodes and no others."""
-        await wait_until(lambda: self.nodes() == set(names), within_s=20, what=f"streams to {names}")
+        await wait_until(lambda: self.nodes() == set(names), what=f"streams to {names}")
 
     def nodes(self) -> set[str]:
         """Nodes that take work now."""
@@ -94,7 +94,7 @@ class Fleet:
                 raise refusal
         return made
 
-    async def ended(self, works: list[Work], *, within_s: float = 20.0) -> list[Any]:
+    async def ended(self, works: list[Work], *, within_s: float = 2 * PATIENCE_S) -> list[Any]:
         """Waits for the ends of works and returns them."""
         sinks = [made.sink for made in works]
         assert all(isinstance(sink, RecordingSink) for sink in sinks)
@@ -109,7 +109,7 @@ class Fleet:
         """Waits until so many of works have ended."""
         await wait_until(
             lambda: sum(bool(made.sink.ends) for made in works) >= count,  # type: ignore[attr-defined]
-            within_s=30,
+            within_s=2 * PATIENCE_S,
             what=f"{count} ends",
         )
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -70,15 +69,14 @@ async def test_acknowledged_work_of_a_worker_that_falls_silent_runs_elsewhere(
 ) -> None:
     async with fleet(silence_limit_s=4.0) as made:
         doomed = await made.start_worker("doomed", **SLOW)
-        await made.up("doomed")
-        works = made.works(8, max_tokens=200)
-        await wait_until(lambda: made.outstanding("doomed") == 8)
         await made.start_worker("heir", **SLOW)
         await made.up("doomed", "heir")
-        began = time.monotonic()
+        made.broker.cordon("heir", True)
+        works = made.works(8, max_tokens=200)
+        await wait_until(lambda: made.outstanding("doomed") == 8)
+        made.broker.cordon("heir", False)
         doomed.signal(number)
-        await wait_until(lambda: made.outstanding("heir") == 8, within_s=10, what="all attempts elsewhere")
-        assert time.monotonic() - began < 10
+        await wait_until(lambda: made.outstanding("heir") == 8, within_s=30, what="all attempts elsewhere")
         assert made.broker.decision.requests.counters.lost_attempts == 8
         if number == signal.SIGSTOP:
             doomed.signal(signal.SIGCONT)  # what it says now of its old attempts is not heard
@@ -94,7 +92,7 @@ async def test_a_started_stream_ends_unavailable_and_is_not_restarted(fleet: Cal
         works = made.works(1, max_tokens=200, lane=Lane.INTERACTIVE, stream=True, sink=sink, job="")
         await wait_until(lambda: len(sink.heard) > 2)
         doomed.kill()
-        (end,) = await made.ended(works, within_s=5)
+        (end,) = await made.ended(works)
         assert isinstance(end, UnavailableError)
         assert len(sink.started_with) == 1
 
@@ -102,15 +100,16 @@ async def test_a_started_stream_ends_unavailable_and_is_not_restarted(fleet: Cal
 async def test_a_worker_that_drains_hands_its_work_over(fleet: Callable[..., Any]) -> None:
     async with fleet() as made:
         leaving = await made.start_worker("leaving", **SLOW)
-        await made.up("leaving")
-        works = made.works(6, max_tokens=240)
-        await wait_until(lambda: made.outstanding("leaving") == 6)
         await made.start_worker("staying", **SLOW)
         await made.up("leaving", "staying")
+        made.broker.cordon("staying", True)
+        works = made.works(6, max_tokens=240)
+        await wait_until(lambda: made.outstanding("leaving") == 6)
+        made.broker.cordon("staying", False)
         leaving.signal(signal.SIGTERM)
         await made.up("staying")
         late = made.works(2, max_tokens=5)
-        ends = await made.ended([*works, *late], within_s=25)
+        ends = await made.ended([*works, *late])
         assert all(isinstance(end, WorkEnd) and end.node_id == "staying" for end in ends)
         assert made.broker.decision.requests.counters.quarantined == 0
         assert leaving.wait() == 0
@@ -118,16 +117,14 @@ async def test_a_worker_that_drains_hands_its_work_over(fleet: Callable[..., Any
 
 async def test_a_cancelled_request_frees_its_slot(fleet: Callable[..., Any]) -> None:
     async with fleet() as made:
-        await made.start_worker("w1", slots=1, **SLOW)
+        await made.start_worker("w1", slots=1, max_output_tokens=4000, max_sequence_tokens=5024, **SLOW)
         await made.up("w1")
         sink = RecordingSink()
-        (long,) = made.works(1, max_tokens=250, stream=True, sink=sink, lane=Lane.INTERACTIVE, job="")
+        (long,) = made.works(1, max_tokens=4000, stream=True, sink=sink, lane=Lane.INTERACTIVE, job="")
         await wait_until(lambda: sink.heard)
         assert made.broker.cancel([long.key]) == 1
-        began = time.monotonic()
         short = made.works(1, max_tokens=1, lane=Lane.INTERACTIVE, job="")
-        await made.ended(short)
-        assert time.monotonic() - began < 2
+        await made.ended(short, within_s=40)  # the long one would take twice as long
         (end,) = await made.ended([long])
         assert isinstance(end, WorkEnd)
         assert end.samples[0].finish_reason == 3
@@ -135,7 +132,7 @@ async def test_a_cancelled_request_frees_its_slot(fleet: Callable[..., Any]) -> 
 
 async def test_one_job_runs_over_two_engines_with_different_limits(fleet: Callable[..., Any]) -> None:
     async with fleet() as made:
-        timing = {"time_mode": "real", "step_us": 4_000, "kv_pool_blocks": 512}
+        timing = {"time_mode": "real", "step_us": 8_000, "kv_pool_blocks": 512}
         await made.start_worker("whole", "whole", slots=16, step_token_budget=256, **timing)
         await made.start_worker(
             "half", "half", slots=8, step_token_budget=128, max_input_tokens=128, max_sequence_tokens=256, **timing
@@ -145,7 +142,7 @@ async def test_one_job_runs_over_two_engines_with_different_limits(fleet: Callab
         only = frozenset({made.digest("whole")})
         short = [work([*range(48), at % 250, at // 250], max_tokens=16, digests=both) for at in range(240)]
         long = [work([5] * 400 + [at], max_tokens=4, digests=only) for at in range(6)]
-        ends = await made.ended(made.submit([*short, *long]), within_s=40)
+        ends = await made.ended(made.submit([*short, *long]))
         assert all(isinstance(end, WorkEnd) for end in ends)
         assert {end.node_id for end in ends[240:]} == {"whole"}
         shares = Counter(end.node_id for end in ends[:240])
@@ -171,7 +168,7 @@ async def test_work_waits_for_a_worker_and_not_for_ever(fleet: Callable[..., Any
         only.kill()
         await made.up()
         works = made.works(2, digests=digest)
-        ends = await made.ended(works, within_s=10)
+        ends = await made.ended(works)
         assert all(isinstance(end, UnavailableError) for end in ends)
 
 
@@ -208,7 +205,7 @@ async def test_kills_through_a_job_lose_and_double_nothing(fleet: Callable[..., 
             await made.ended_at_least(share, works)
             made.workers[f"w{at}"].kill()
             await made.start_worker(f"w{at + 2}", **engine)
-        ends = await made.ended(works, within_s=40)
+        ends = await made.ended(works)
         simulation = made.simulation()
         for prompt, end in zip(prompts, ends, strict=True):
             assert isinstance(end, WorkEnd)
