@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from services.common.errors import FabricError, from_status
 from services.common.rpc import channel, translated
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -38,7 +38,12 @@ class Client:
         self.stub = stub
 
     async def exchange(
-        self, requests: Iterable[Request], *, within_s: float = 40.0, cancel: Sequence[str] = (), batch: int = 10_000
+        self,
+        requests: Iterable[Request],
+        *,
+        within_s: float = 2 * PATIENCE_S,
+        cancel: Sequence[str] = (),
+        batch: int = 10_000,
     ) -> dict[str, list[Outcome]]:
         """Runs requests over one stream; all outcomes of each id, of which there should be one."""
         listed = list(requests)
@@ -61,7 +66,7 @@ class Client:
             call.cancel()
         return outcomes
 
-    async def one(self, made: Request, *, within_s: float = 20.0) -> broker_service_pb2.GenerationResult:
+    async def one(self, made: Request, *, within_s: float = PATIENCE_S) -> broker_service_pb2.GenerationResult:
         """One live call."""
         with translated():
             answer = await self.stub.Generate(broker_service_pb2.GenerateRequest(request=made), timeout=within_s)
@@ -77,7 +82,7 @@ class Client:
 
     async def engines(self) -> int:
         """How many nodes serve."""
-        listed = await self.stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=5)
+        listed = await self.stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=PATIENCE_S)
         return sum(len(engine.node_ids) for engine in listed.engines)
 
 
@@ -94,7 +99,7 @@ async def client_of(fabric: Fabric, *, nodes: int = 1) -> AsyncIterator[Client]:
             except FabricError:
                 return False
 
-        await wait_until(ready, within_s=40, what=f"{nodes} nodes serve")
+        await wait_until(ready, within_s=2 * PATIENCE_S, what=f"{nodes} nodes serve")
         yield client
 
 
