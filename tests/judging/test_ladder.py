@@ -34,6 +34,7 @@ from services.common.rpc import channel
 from tests.judging.foreign import kserve_server, openai_server
 from tests.support import suite
 from tests.support.processes import ROOT
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +47,8 @@ def quick(*rungs: float) -> LadderPlan:
 
 
 async def test_a_closed_loop_over_http_counts_tokens_and_times() -> None:
-    async with openai_server() as server:
+    # A token takes so long that eight clients are as far from what one core can do as one is.
+    async with openai_server(token_s=0.004) as server:
         result = await climb(OpenAiTarget(server.url), ["a prompt"], quick(1, 8))
         assert server.in_flight == 0
     assert result.ended == ""
@@ -55,7 +57,7 @@ async def test_a_closed_loop_over_http_counts_tokens_and_times() -> None:
         assert rung.errors == {}
         assert rung.tokens >= 8 * (rung.finished - rung.level)
         assert 0 < rung.first_token.p50 <= rung.first_token.p99
-        assert rung.per_token.p50 >= 0.0004
+        assert rung.per_token.p50 >= 0.003
     assert result.rungs[1].tokens_per_s > 2 * result.rungs[0].tokens_per_s
     assert {body["max_tokens"] for body in server.bodies} == {8}
 
@@ -94,11 +96,11 @@ async def test_the_climb_ends_where_waiting_takes_too_long() -> None:
 
 async def test_who_still_waits_when_the_time_is_over_counts_with_what_it_waited() -> None:
     plan = LadderPlan((4,), rung_s=0.2, warmup_s=0.0, max_tokens=1, drain_s=5.0)
-    async with openai_server(token_s=0.6) as server:
+    async with openai_server(token_s=1.0) as server:
         result = await climb(OpenAiTarget(server.url), ["x"], plan)
     [rung] = result.rungs
     assert (rung.waiting, rung.finished, rung.cut) == (4, 0, 0)
-    assert 0 < rung.first_token.p50 <= rung.first_token.p99 < 0.6
+    assert 0 < rung.first_token.p50 <= rung.first_token.p99 < 1.0
 
 
 async def test_what_does_not_end_is_cut_and_leaves_nothing() -> None:
@@ -280,12 +282,12 @@ def running_openai() -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(PATIENCE_S)
     try:
         yield str(found["url"])
     finally:
         found["loop"].call_soon_threadsafe(stop.set)  # type: ignore[attr-defined]
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 def test_reports_say_why_a_climb_ended() -> None:
