@@ -20,7 +20,7 @@ from tests.jobs.client import ENDED, JobClient, row, typed
 from tests.jobs.databases import PostgresServer
 from tests.jobs.proof import QUICK, check_whole, lines, undisturbed, work
 from tests.jobs.running import ENGINE, Fabric
-from tests.support.waiting import block_until
+from tests.support.waiting import PATIENCE_S, block_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +54,7 @@ def third(address: str, rows: list[wire.JobRow]) -> None:
         job.create()
         upload = wire.UploadRowsRequest(first_row=0, rows=rows, **job.name)
         try:
-            list(job.stub.UploadRows(iter([upload]), timeout=20))
+            list(job.stub.UploadRows(iter([upload]), timeout=PATIENCE_S))
         except grpc.RpcError as error:
             raise typed(error) from error
 
@@ -78,9 +78,7 @@ def test_a_full_disk_stalls_a_job_which_goes_on_once_there_is_room(tmp_path: Pat
                 (page,) = journal.execute("PRAGMA page_size").fetchone()
             broker.start(journal_bytes_max=(pages + 24) * page)
             new.seal(300)
-            stalled = block_until(
-                lambda: (made := new.get()).state == wire.JOB_STATE_STALLED and made, within_s=30, what="STALLED"
-            )
+            stalled = block_until(lambda: (made := new.get()).state == wire.JOB_STATE_STALLED and made, what="STALLED")
             assert stalled.state_reason == "the journal's disk is full"
             with pytest.raises(ResourceExhaustedError) as caught:
                 third(broker.address, wordy(3000))
@@ -140,7 +138,7 @@ def test_a_copy_that_was_taken_while_a_job_ran_is_a_journal(tmp_path: Path, expe
             job.create()
             job.upload(ROWS)
             job.seal(len(ROWS))
-            block_until(lambda: job.get().finished_rows > 50, within_s=30, what="some results")
+            block_until(lambda: job.get().finished_rows > 50, what="some results")
             copy = tmp_path / "copy.db"
             with closing(sqlite3.connect(fabric.journal)) as source, closing(sqlite3.connect(copy)) as target:
                 source.backup(target)
@@ -166,7 +164,7 @@ def test_payloads_that_were_copied_after_the_journal_are_all_that_it_names(tmp_p
             job.create()
             job.upload(sent)
             job.seal(len(sent))
-            block_until(lambda: job.get().finished_rows > 50, within_s=30, what="some results")
+            block_until(lambda: job.get().finished_rows > 50, what="some results")
             copy = tmp_path / "copy.db"
             with closing(sqlite3.connect(fabric.journal)) as source, closing(sqlite3.connect(copy)) as target:
                 source.backup(target)
@@ -192,7 +190,7 @@ def test_a_dump_that_was_taken_while_a_job_ran_is_a_journal(
             job.create()
             job.upload(ROWS)
             job.seal(len(ROWS))
-            block_until(lambda: job.get().finished_rows > 50, within_s=30, what="some results")
+            block_until(lambda: job.get().finished_rows > 50, what="some results")
             dump = postgres.folder / "dump"
             postgres.tool("pg_dump", "-Fc", "-f", str(dump), fabric.journal)
             restored = postgres.new_database()
@@ -235,7 +233,6 @@ def test_old_jobs_go_by_age(tmp_path: Path) -> None:
         page = wire.ListJobsRequest(tenant="t")
         block_until(
             lambda: [each.spec.job_id for each in kept.call("ListJobs", page).jobs] == ["kept"],
-            within_s=40,
             what="the old job's end",
         )
 
@@ -260,7 +257,6 @@ def test_the_oldest_jobs_go_by_size_and_no_more_than_it_takes(tmp_path: Path) ->
             page = wire.ListJobsRequest(tenant="t")
             block_until(
                 lambda: [each.spec.job_id for each in job.call("ListJobs", page).jobs] == ["third", "second"],
-                within_s=40,
                 what="the end of the first job alone",
             )
 
@@ -268,4 +264,4 @@ def test_the_oldest_jobs_go_by_size_and_no_more_than_it_takes(tmp_path: Path) ->
             with closing(sqlite3.connect(fabric.journal)) as journal:
                 return int(journal.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0])
 
-        block_until(lambda: kept("rows_in") == kept("results") == 100, within_s=40, what="room")
+        block_until(lambda: kept("rows_in") == kept("results") == 100, what="room")
