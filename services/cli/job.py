@@ -21,6 +21,7 @@ from services.cli.files.rows import BadRow, Row
 from services.cli.results import failed_row, finished_row
 from services.common.errors import DeadlineExceededError, FabricError, UnavailableError, from_status
 from services.common.rpc import call_error
+from services.common.rpc.ending import Ending, hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 _ROWS_A_MESSAGE = 64
 _BYTES_A_MESSAGE = 1024 * 1024
-_WRITE_MET_THE_END = "Internal error from Core"
 
 
 @dataclass(slots=True)
@@ -104,6 +104,7 @@ async def stream_rows(
     """As `run_job`, but what becomes of rows goes to a sink, and those that a broken stream left come back."""
     job = _Job(sink, window)
     call = broker_service_pb2_grpc.BrokerServiceStub(channel).Exchange()
+    ending = Ending(call)
     started = time.perf_counter()
     tasks = [asyncio.create_task(job.send(call, rows, job_id)), asyncio.create_task(job.receive(call, silence_s))]
     try:
@@ -113,7 +114,7 @@ async def stream_rows(
     except FabricError as error:
         job.outcome.broken_by = error
     except grpc.aio.AioRpcError as error:
-        job.outcome.broken_by = _why(error)
+        job.outcome.broken_by = _why(await ending.of(error))
     finally:
         call.cancel()
         for task in tasks:
@@ -124,8 +125,8 @@ async def stream_rows(
 
 
 def _why(error: grpc.aio.AioRpcError) -> FabricError:
-    """Why the stream broke. A write that meets the end of a stream hides the broker's status behind one of grpc's."""
-    if error.code() is grpc.StatusCode.INTERNAL and error.details() == _WRITE_MET_THE_END:
+    """Why the stream broke."""
+    if hidden(error):
         return UnavailableError("the broker ended the stream while rows were being sent")
     return call_error(error)
 

@@ -20,6 +20,7 @@ from services.cli.jobs.whole import open_input
 from services.common.errors import FabricError, InvalidArgumentError, ResourceExhaustedError, UnimplementedError
 from services.common.rpc import channel
 from tests.support.servers import Unserved, serving
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -91,5 +92,5 @@ async def test_the_reason_is_heard(rows: Path, broker: Any, expected: type[Fabri
         given = await open_input(str(rows), Format.AUTO, Wishes(), to_broker, "")
         for _ in range(TIMES):
             with pytest.raises(FabricError) as caught:
-                await analyze(to_broker, given, silence_s=20)
+                await analyze(to_broker, given, silence_s=PATIENCE_S)
             assert type(caught.value) is expected, caught.value.message

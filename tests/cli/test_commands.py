@@ -17,7 +17,9 @@ import pytest
 import typer
 
 from services.cli.app import app
+from tests.support.ports import held_port
 from tests.support.processes import ServiceProcess
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +29,12 @@ if TYPE_CHECKING:
 def ifab(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     program = "import sys; from services.cli.main import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", program, *words], cwd=cwd, capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", program, *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
     )
 
 
@@ -65,23 +72,23 @@ def test_control_c_while_all_is_imported_ends_silently(tmp_path: Path) -> None:
     with subprocess.Popen(
         # Whoever runs the tests in the background ignores SIGINT, and children inherit that.
         ["env", "--default-signal=INT", sys.executable, "-X", "importtime", "-c", program, "--help"],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A page of its lines fills the pipe: it waits for its reader, who so interrupts it before it has imported all.
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=4096,
     ) as process:  # fmt: skip
         assert process.stderr is not None
         assert process.stdout is not None
         said = next(line for line in process.stderr if line.rstrip().endswith("typer"))  # one of the first of many
         process.send_signal(signal.SIGINT)
         said += process.stderr.read()
-        assert (process.wait(20), process.stdout.read()) == (130, "")
+        assert (process.wait(PATIENCE_S), process.stdout.read()) == (130, "")
     assert [line for line in said.splitlines() if not line.startswith("import time:")] == []
 
 
 @pytest.fixture
-def nobody() -> str:
+def nobody() -> Iterator[str]:
     """An address where nothing listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
+    with held_port() as address:
+        yield address
 
 
 @pytest.mark.parametrize("words", [("nodes", "--provisioner"), ("generate", "Hello", "--broker")])
@@ -126,7 +133,7 @@ def test_output_that_nobody_reads_ends_the_command_without_a_word(words: tuple[s
     program = "from services.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, *words],
-        cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, timeout=30, check=False,
+        cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, timeout=2 * PATIENCE_S, check=False,
     )  # fmt: skip
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")

@@ -14,9 +14,10 @@ from ifabric.engine.v1 import generation_pb2
 from services.cli.files.rows import read_rows
 from services.cli.job import JobOutcome, run_job
 from services.cli.results import report_document
-from services.common.errors import InvalidArgumentError, UnavailableError, Violation, to_status
+from services.common.errors import InvalidArgumentError, PermissionDeniedError, UnavailableError, Violation, to_status
 from services.common.rpc import channel
 from tests.support.servers import serving
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,20 +26,25 @@ NAME = "ifabric.broker.v1.BrokerService"
 
 
 class ScriptedBroker(broker_service_pb2_grpc.BrokerServiceServicer):
-    """Answers rows with their prompt; refuses those called `bad`; breaks off or falls silent when told to."""
+    """Answers rows with their prompt; refuses those called `bad`; breaks off, falls silent or refuses when told to."""
 
-    def __init__(self, *, lost_after: int | None = None, silent: bool = False) -> None:
+    def __init__(self, *, lost_after: int | None = None, silent: bool = False, refuses_at: int | None = None) -> None:
         self.most_open = 0
         self.messages = 0
         self._lost_after = lost_after
         self._silent = silent
+        self._refuses_at = refuses_at
 
     async def Exchange(
         self, request_iterator: AsyncIterator[broker_service_pb2.ExchangeRequest], context: Any
     ) -> AsyncIterator[broker_service_pb2.ExchangeResponse]:
         answered = failed = 0
         job_id = ""
+        number = 0
         async for message in request_iterator:
+            if number == self._refuses_at:
+                raise PermissionDeniedError("not for you")
+            number += 1
             job_id = job_id or message.open.job_id
             self.most_open = max(self.most_open, len(message.requests))
             self.messages += bool(message.requests)
@@ -71,7 +77,7 @@ def scripted(**script: Any) -> ScriptedBroker:
 
 
 async def run(
-    broker: ScriptedBroker, lines: list[str], *, window: int = 100, silence_s: float = 10.0
+    broker: ScriptedBroker, lines: list[str], *, window: int = 100, silence_s: float = PATIENCE_S
 ) -> tuple[JobOutcome, dict[str, dict[str, Any]]]:
     results: list[dict[str, Any]] = []
     register = broker_service_pb2_grpc.add_BrokerServiceServicer_to_server
@@ -124,6 +130,16 @@ async def test_a_broker_that_breaks_off_leaves_no_row_without_a_result() -> None
     assert len(done) <= 10
     assert outcome.failed == 200 - len(done)
     assert results["r199"]["error"]["code"] == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize("message", [0, 1, 4])
+async def test_a_broker_that_refuses_while_rows_are_sent_is_heard(message: int) -> None:
+    """A write that meets the end of a stream did hide the broker's reason, nearly always."""
+    lines = [row(f"r{number}", tenant="x" * 3000) for number in range(1000)]
+    for _ in range(5):
+        outcome, results = await run(scripted(refuses_at=message), lines, window=500)
+        assert isinstance(outcome.broken_by, PermissionDeniedError), outcome.broken_by
+        assert len(results) == 1000
 
 
 async def test_a_silent_broker_is_given_up_after_the_limit() -> None:

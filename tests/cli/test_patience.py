@@ -13,6 +13,7 @@ from ifabric.broker.v1 import job_service_pb2_grpc
 from services.cli.jobs.calls import Jobs
 from services.cli.jobs.whole import watch
 from services.common.errors import FabricError
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -42,7 +43,7 @@ async def _states(code: grpc.StatusCode) -> tuple[list[int], int]:
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            return [job.state async for job in watch(Jobs(channel), "job", 10.0)], servicer.calls
+            return [job.state async for job in watch(Jobs(channel), "job", PATIENCE_S)], servicer.calls
     finally:
         await server.stop(0)
 

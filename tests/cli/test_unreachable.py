@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -17,6 +16,8 @@ from services.cli.connection import TOKEN_VARIABLE, channel, configure
 from services.cli.running import CommandError
 from services.cli.unreachable import sentence
 from tests.support.authority import Authority
+from tests.support.ports import held_port
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +64,7 @@ def said(address: str, credentials: grpc.ChannelCredentials | None = None, *, na
     )
     method: Any = made.unary_unary("/any/Method")
     with made, pytest.raises(grpc.RpcError) as caught:
-        method(b"", timeout=10)
+        method(b"", timeout=PATIENCE_S)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     return sentence(caught.value.details() or "", address, protected=credentials is not None)
 
@@ -96,9 +97,7 @@ def test_without_tls_the_other_sides_is_thought_of(secured: str, web: str) -> No
 
 @pytest.mark.parametrize("protected", [False, True])
 def test_where_nobody_listens_nothing_answers(ours: Authority, protected: bool) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with held_port() as address:
         credentials = grpc.ssl_channel_credentials(ours.issue("client").pem()[0]) if protected else None
         assert said(address, credentials).startswith(f"nothing answers at {address}; start a suite with `ifab up`")
 
