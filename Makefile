@@ -47,6 +47,7 @@ test-threads: build ## Run the test of five threads at once under the thread san
 
 test-python: engine ## Run the Python tests, end-to-end ones included.
 	@scripts/bootstrap tests
+	@scripts/native programs
 	@scripts/grpcurl
 	@scripts/tritonclient
 	@scripts/kustomize
