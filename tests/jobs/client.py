@@ -142,7 +142,8 @@ def typed(error: grpc.RpcError) -> FabricError:
     status = rpc_status.from_call(call)
     if status is not None:
         return from_status(status)
-    if call.code() is grpc.StatusCode.UNAVAILABLE:
+    # A broker that ends takes calls with it that came too late to be told: gRPC calls them cancelled.
+    if call.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return UnavailableError(call.details())
     return InternalError(f"{call.code()}: {call.details()}")
 

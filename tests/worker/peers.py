@@ -171,10 +171,15 @@ class Broker:
 async def health(address: str, name: str = "") -> str:
     """Asks for one health name: SERVING, NOT_SERVING, or the code of the failure."""
     async with channel(address) as made:
-        request = health_pb2.HealthCheckRequest(service=name)
-        try:
-            stub: Any = health_pb2_grpc.HealthStub(made)
-            reply = await stub.Check(request, timeout=PATIENCE_S)
-        except grpc.aio.AioRpcError as error:
-            return error.code().name
-        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+        return await health_over(made, name)
+
+
+async def health_over(made: grpc.aio.Channel, name: str) -> str:
+    """The same over a channel that is there."""
+    request = health_pb2.HealthCheckRequest(service=name)
+    try:
+        stub: Any = health_pb2_grpc.HealthStub(made)
+        reply = await stub.Check(request, timeout=PATIENCE_S)
+    except grpc.aio.AioRpcError as error:
+        return error.code().name
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
