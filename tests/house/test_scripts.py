@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.processes import ROOT
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +35,7 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(words: tuple[str, 
     environment = {key: value for key, value in os.environ.items() if key not in {"CC", "CXX"}}
     done = subprocess.run(
         ["bash", *words], cwd=ROOT, env={**environment, "PATH": without_compiler}, capture_output=True, text=True,
-        timeout=30, check=False,
+        timeout=2 * PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1, done.stderr

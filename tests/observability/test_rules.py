@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy" / "observability" / "prometheus" / "ifabric.rules.yaml"
 DASHBOARD = ROOT / "deploy" / "observability" / "grafana" / "ifabric.json"
@@ -121,7 +123,7 @@ FURTHER: tuple[tuple[str, Case], ...] = (
 
 def promtool(*words: str) -> subprocess.CompletedProcess[str]:
     assert shutil.which("promtool"), "promtool is missing: run scripts/bootstrap tests"
-    return subprocess.run(["promtool", *words], capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(["promtool", *words], capture_output=True, text=True, timeout=3 * PATIENCE_S, check=False)
 
 
 def first_events() -> dict[str, str]:
