@@ -7,10 +7,12 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from engines import tier
 from tests.support.processes import ROOT
 
 if TYPE_CHECKING:
@@ -19,10 +21,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 PAGE = ROOT / "docs" / "clients.md"
+ENGINE = "smollm2-135m-instruct-q8_0-cpu"
+"""What the pages call the engine that `make up` serves."""
 TOOLS = ROOT / ".tools" / "bin"
 SHOWN = {
     "One answer, and one as it comes": ["length"],
-    "A bulk job.": ["q0", "q1", "q2", "completed"],
+    "A bulk job.": ["Italy", "France", "Egypt", "completed"],
     "Many requests that nobody": ["0 (", "1 (", "float16"],
     "**Errors**": ["INVALID_ARGUMENT INVALID_FIELDS ['max_tokens']"],
     "What is there": ["inference.GRPCInferenceService", "SERVING", '"engine_id": "texts"', "NODE_STATE_ACCEPTED"],
@@ -66,6 +70,22 @@ def test_the_first_example_of_python_runs(page: str, door: Door) -> None:
     assert _run("python", example, door).strip()
 
 
+def test_the_pages_name_the_engines_that_their_commands_make() -> None:
+    pages = "".join((ROOT / "docs" / page).read_text() for page in ("clients.md", "kserve.md"))
+    named = set(re.findall(r"(?<!engines/)\bsmollm2[\w-]*", pages))
+    made = {tier.load(name).engine_id for name in ("cpu-generate", "cpu-hidden")}
+    assert named == made
+
+
+def test_the_texts_to_mine_are_mined(door: Door, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ifab"), "mine", "examples/texts.jsonl", "-o", tmp_path / "states", "--json"],
+        cwd=ROOT, env={**os.environ, "IFAB_CLI_BROKER": door.suite.broker},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_lines_of_grpcurl_in_the_readme_run(door: Door) -> None:
     [lines] = re.findall(r"```\n(grpcurl .*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     printed = _run("sh", lines, door)
@@ -84,8 +104,8 @@ def _run(language: str, text: str, door: Door) -> str:
         ("127.0.0.1:7600", door.suite.broker),
         ("127.0.0.1:7601", door.suite.provisioner),
         ("127.0.0.1:7602", door.suite.workers[0]),
-        ("smollm2-135m-hidden", "states"),
-        ("smollm2-135m", "texts"),
+        (f"{ENGINE}-hidden", "states"),
+        (ENGINE, "texts"),
     ):
         text = text.replace(theirs, ours)
     command = [sys.executable, "-W", "error", "-c", text] if language == "python" else ["bash", "-euc", text]

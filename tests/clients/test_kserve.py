@@ -155,7 +155,7 @@ def test_the_client_for_event_loops_streams_cancels_and_is_out_of_time(said: dic
 
 def test_the_pages_example_runs_as_it_stands(door: Door) -> None:
     example, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "kserve.md").read_text(), flags=re.DOTALL)
-    example = example.replace("127.0.0.1:7600", door.suite.broker).replace("smollm2-135m", "texts")
+    example = example.replace("127.0.0.1:7600", door.suite.broker).replace("smollm2-135m-instruct-q8_0-cpu", "texts")
     done = subprocess.run([str(PYTHON), "-c", example], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip()

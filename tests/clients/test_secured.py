@@ -79,7 +79,7 @@ def test_kserve_calls_want_the_same_token(secured: SecuredSuite) -> None:
 
 def test_the_kserve_pages_example_of_tls_and_token_runs_as_it_stands(secured: SecuredSuite, tmp_path: Path) -> None:
     example = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "kserve.md").read_text(), flags=re.DOTALL)[1]
-    for theirs, ours in (("127.0.0.1:7600", secured.broker.address), ("smollm2-135m", secured_engine(secured))):
+    for theirs, ours in (("127.0.0.1:7600", secured.broker.address), ("smollm2-135m-instruct-q8_0-cpu", secured_engine(secured))):
         example = example.replace(theirs, ours)
     (tmp_path / "ca.pem").write_bytes(secured.authority.path.read_bytes())
     (tmp_path / "token").write_text(key("acme") + "\n")

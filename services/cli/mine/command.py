@@ -46,7 +46,7 @@ def mine(
     The exit status is 0 where every row has its hidden state, else 1. Killed at any moment, the same command goes on
     after the last shard that is whole. docs/bulk.md describes the files.
 
-    Example: ifab mine examples/prompts.jsonl -o states
+    Example: ifab mine examples/texts.jsonl -o states
     """
 
     async def work() -> None:
