@@ -6,10 +6,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
+import uuid
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.support.door import Door
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def endless() -> Iterator[Request]:
@@ -32,40 +35,62 @@ def endless() -> Iterator[Request]:
         yield Request("x", 256, id=f"{number}", engine_id="texts")
 
 
-CALLS: dict[str, Callable[[Client], Any]] = {
-    "stream": lambda client: list(client.stream("x", max_tokens=256, engine_id="texts")),
-    "run": lambda client: list(
-        client.run(Request("x", 256, id=f"{number}", engine_id="texts") for number in range(10**6))
-    ),
-    "results": lambda client: list(client.results("waits")),
+CALLS: dict[str, Callable[[Client, str], Iterator[Any]]] = {
+    "stream": lambda client, _: client.stream("x", max_tokens=256, engine_id="texts"),
+    "run": lambda client, _: client.run(endless()),
+    "results": lambda client, job: client.results(job),
 }
 
 
-def test_closing_ends_what_other_threads_wait_for(door: Door) -> None:
+@pytest.fixture
+def job(door: Door) -> Iterator[str]:
+    """A job that does not end while a test looks at it."""
+    name = uuid.uuid4().hex
+    with Client(door.suite.broker) as client:
+        client.submit(name, [Request("x", 256)] * 3000, engine_id="texts")
+        yield name
+        client.cancel_job(name)
+
+
+def test_closing_ends_what_other_threads_wait_for(door: Door, job: str) -> None:
     client = Client(door.suite.broker)
-    client.submit("waits", [Request("x", 256)] * 3000, engine_id="texts")
+    begun: queue.Queue[str] = queue.Queue()
     ended: dict[str, BaseException] = {}
 
     def wait(name: str) -> None:
         try:
-            CALLS[name](client)
+            items = CALLS[name](client, job)
+            next(items)
+            begun.put(name)
+            list(items)
         except BaseException as error:
             ended[name] = error
 
-    threads = [threading.Thread(target=wait, args=(name,)) for name in CALLS]
+    names = ["run", "results"]  # a stream may have ended before the client is closed
+    threads = [threading.Thread(target=wait, args=(name,)) for name in names]
     for thread in threads:
         thread.start()
-    client.engines()  # the others were handed over before it
+    assert {begun.get(timeout=30) for _ in threads} == set(names)
     client.close()
     for thread in threads:
-        thread.join(10)
-    assert set(ended) == set(CALLS)
+        thread.join(30)
+    assert set(ended) == set(names)
     assert all(isinstance(error, CallError) and error.code == "CANCELLED" for error in ended.values()), ended
     client.close()
     with pytest.raises(RuntimeError, match="the client is closed"):
-        client.job("waits")
-    with Client(door.suite.broker) as again:
-        again.cancel_job("waits")
+        client.job(job)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_iterator_that_is_open_ends_with_cancelled_also_between_two_steps(door: Door, job: str, name: str) -> None:
+    client = Client(door.suite.broker)
+    items = CALLS[name](client, job)
+    next(items)
+    client.close()
+    with pytest.raises(CallError, match="CANCELLED: the client was closed"):
+        next(items)
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        next(CALLS[name](client, job))
 
 
 async def test_closing_an_async_client_ends_its_calls_and_cancels_no_task(door: Door) -> None:
@@ -73,7 +98,7 @@ async def test_closing_an_async_client_ends_its_calls_and_cancels_no_task(door: 
     first = asyncio.Event()
 
     async def read() -> None:
-        async for _ in client.stream("x", max_tokens=256, engine_id="texts"):
+        async for _ in client.run(endless()):
             first.set()
 
     reading = asyncio.create_task(read())
@@ -83,6 +108,22 @@ async def test_closing_an_async_client_ends_its_calls_and_cancels_no_task(door: 
         await reading
     with pytest.raises(RuntimeError, match="the client is closed"):
         await client.engines()
+
+
+async def test_closing_ends_a_call_that_waits_for_its_next_try() -> None:
+    tries = asyncio.Semaphore(0)
+
+    def token() -> str:
+        tries.release()
+        return "t"
+
+    client = AsyncClient("127.0.0.1:1", token=token)
+    asking = asyncio.create_task(client.engines())
+    await asyncio.wait_for(tries.acquire(), 20)
+    await asyncio.wait_for(tries.acquire(), 20)
+    await client.close()
+    with pytest.raises(CallError, match="CANCELLED: the client was closed"):
+        await asking
 
 
 async def test_a_task_that_is_cancelled_is_cancelled(door: Door) -> None:
@@ -106,9 +147,11 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.parametrize("name", ["stream", "run"])
 def test_an_interrupt_is_one_and_the_client_goes_on(door: Door, name: str) -> None:
     with Client(door.suite.broker) as client:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        without_end = itertools.chain.from_iterable(iter(lambda: CALLS[name](client, ""), None))
+        next(without_end)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
-            list(iter(lambda: CALLS[name](client), None))
+            deque(without_end, maxlen=0)
         assert client.generate("x", max_tokens=1, engine_id="texts").usage.generated_tokens == 1
 
 

@@ -31,7 +31,7 @@ def test_clients_of_a_full_broker_wait_and_lose_nothing(tmp_path: Path) -> None:
 
         def run(number: int) -> None:
             with Client(address, retries=POLICY) as client:
-                rows = (Request([number, place % 250], 8, id=f"{place}") for place in range(200))
+                rows = (Request([number, place % 250], 8, id=f"{number}-{place}") for place in range(200))
                 ended.append(list(client.run(rows, window=128)))
 
         threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]

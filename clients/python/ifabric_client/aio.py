@@ -15,7 +15,7 @@ from ifabric.broker.v1 import broker_service_pb2 as pb
 from ifabric.broker.v1 import broker_service_pb2_grpc, job_service_pb2_grpc
 from ifabric_client import wire
 from ifabric_client.connection import Tls, open_channel
-from ifabric_client.errors import CallError, of_call
+from ifabric_client.errors import CallError, ClosedError, closed_meanwhile, of_call
 from ifabric_client.jobs import Jobs
 from ifabric_client.retries import Patience, RetryPolicy
 from ifabric_client.streams import Run
@@ -118,14 +118,14 @@ class AsyncClient:
         """
         message = self._message(prompt, max_tokens, engine_id)
         patience, tried = Patience(self._retries), False
-        while True:
-            call = self._broker.GenerateStream(
-                pb.GenerateStreamRequest(request=message), timeout=timeout_s, metadata=self._metadata()
-            )
-            text, begun = "", False
-            ids: tuple[int, ...] = ()
-            try:
-                with self._until_closed():
+        with self._until_closed():
+            while True:
+                call = self._broker.GenerateStream(
+                    pb.GenerateStreamRequest(request=message), timeout=timeout_s, metadata=self._metadata()
+                )
+                text, begun = "", False
+                ids: tuple[int, ...] = ()
+                try:
                     async for event in call:
                         if event.HasField("delta"):
                             begun, text, new = True, text + event.delta.text, tuple(event.delta.token_ids)
@@ -134,15 +134,15 @@ class AsyncClient:
                         elif event.HasField("finished"):
                             whole = wire.answer(event.finished, message.request_id, text=text, token_ids=ids)
                             yield Piece(whole.text[len(text) :], whole.token_ids[len(ids) :], whole)
-                return
-            except grpc.aio.AioRpcError as error:
-                told = of_call(error)
-                if begun or not _worth_another(told, tried):
-                    raise told from error
-                tried = True
-                await patience.wait(told, told.retry_after_s)
-            finally:
-                call.cancel()
+                    return
+                except grpc.aio.AioRpcError as error:
+                    told = of_call(error)
+                    if begun or not _worth_another(told, tried):
+                        raise told from error
+                    tried = True
+                    await patience.wait(told, told.retry_after_s)
+                finally:
+                    call.cancel()
 
     def run(self, requests: Iterable[Request], *, window: int = 512) -> AsyncIterator[Outcome]:
         """Runs many requests over one stream and yields one outcome each, in the order in which they end.
@@ -238,26 +238,34 @@ class AsyncClient:
 
     async def _again(self, call: Callable[[int], Any], *, own_id: bool = False) -> Any:
         patience, tries = Patience(self._retries), 0
-        while True:
-            try:
-                with self._until_closed():
+        with self._until_closed():
+            while True:
+                try:
                     return await call(tries)
-            except grpc.aio.AioRpcError as error:
-                told: CallError = of_call(error)
-                if not _worth_another(told, own_id and tries > 0):
-                    raise told from error
-                tries += 1
-                await patience.wait(told, told.retry_after_s)
+                except grpc.aio.AioRpcError as error:
+                    told: CallError = of_call(error)
+                    if not _worth_another(told, own_id and tries > 0):
+                        raise told from error
+                    tries += 1
+                    await patience.wait(told, told.retry_after_s)
 
     @contextmanager
     def _until_closed(self) -> Iterator[None]:
-        """Tells a call that ended because the client was closed from one whose task was cancelled."""
+        """Tells a call that ended because the client was closed from one whose task was cancelled.
+
+        Raises:
+            ClosedError: the client had been closed before.
+        """
+        if self._closed:
+            raise ClosedError
         try:
             yield
+        except ClosedError:
+            raise closed_meanwhile() from None  # it was to be tried again
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._closed and not (task and task.cancelling()):
-                raise CallError("CANCELLED", "the client was closed while the call ran") from None
+                raise closed_meanwhile() from None
             raise
 
     async def _passed_on(self, outcomes: AsyncGenerator[Outcome]) -> AsyncGenerator[Outcome]:
@@ -272,7 +280,7 @@ class AsyncClient:
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         if self._closed:
-            raise RuntimeError("the client is closed")
+            raise ClosedError
         token = self._current_token()
         if not (token.isascii() and token.isprintable()):
             raise ValueError("the token holds a character that no header carries, such as the end of a file's line")

@@ -52,6 +52,18 @@ class CallError(Exception):
         return self.code == "UNAVAILABLE" or (self.code == "RESOURCE_EXHAUSTED" and self.retry_after_s is not None)
 
 
+class ClosedError(RuntimeError):
+    """A call was made after the client was closed; what was open then ends with CANCELLED instead."""
+
+    def __init__(self) -> None:
+        super().__init__("the client is closed")
+
+
+def closed_meanwhile() -> CallError:
+    """Returns what ends a call that was open when its client was closed."""
+    return CallError("CANCELLED", "the client was closed while the call ran")
+
+
 def of_call(error: grpc.aio.AioRpcError) -> CallError:
     """Turns a failed call into its error."""
     try:

@@ -8,7 +8,7 @@ import concurrent.futures
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ifabric_client.errors import CallError
+from ifabric_client.errors import ClosedError, closed_meanwhile
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -32,17 +32,17 @@ class LoopThread:
 
         Raises:
             CallError: CANCELLED where the loop was ended meanwhile.
-            RuntimeError: the loop has been ended.
+            ClosedError: the loop has been ended.
         """
         with self._lock:
             if self._ended:
                 work.close()
-                raise RuntimeError("the client is closed")
+                raise ClosedError
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise CallError("CANCELLED", "the client was closed while the call ran") from None
+            raise closed_meanwhile() from None
         except BaseException:
             future.cancel()
             raise

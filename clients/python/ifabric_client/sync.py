@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ifabric_client.aio import AsyncClient
-from ifabric_client.errors import CallError
+from ifabric_client.errors import CallError, ClosedError, closed_meanwhile
 from ifabric_client.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -131,9 +131,16 @@ class Client:
             async with one_at_a_time:
                 await closing.aclose()
 
+        begun = False
         try:
             while (more := self._wait(step()))[0]:
+                begun = True
                 yield more[1]  # type: ignore[misc] # an item, where there is one
+        except ClosedError:
+            # Between two steps nothing of it runs, and still it was open.
+            if begun:
+                raise closed_meanwhile() from None
+            raise
         finally:
             try:
                 self._wait(leave())
