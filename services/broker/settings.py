@@ -7,7 +7,6 @@ import dataclasses
 import socket
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -16,6 +15,7 @@ from services.broker.jobs.crash import CrashPoint
 from services.broker.jobs.housekeeping import Keeping
 from services.broker.jobs.runner import RunnerLimits
 from services.broker.jobs.service import JobSettings
+from services.broker.journal.url import carries_secret, host_in_the_clear, is_url
 from services.common.security import TokenSources, TokenVerifier
 from services.common.settings import PeerAddress, ServiceSettings
 
@@ -105,14 +105,14 @@ class BrokerSettings(ServiceSettings, env_prefix="IFAB_BROKER_"):
     retry_burst: PositiveInt = _CORE.retry_burst
     """Attempts beyond the first that may be spent at once."""
     attempts_max: PositiveInt = _CORE.attempts_max
-    """Attempts after which a bulk request fails, whatever lost them."""
+    """Attempts after which a request fails, whatever lost them."""
 
     cordon_file: Path | None = None
     """File that remembers which nodes are cordoned; absent, they are cordoned as long as the process lives."""
 
     journal: str = Field(default="", max_length=4096)
     """Where jobs are kept: path of a SQLite file, or a postgresql:// URL, without password, for several brokers.
-    Empty: no jobs are served."""
+    One of another machine names its sslmode. Empty: no jobs are served."""
     journal_synchronous: Literal["FULL", "NORMAL"] = "FULL"
     """What a commit of a SQLite journal outlives: FULL also a power cut, NORMAL the end of the process."""
     journal_bytes_max: NonNegativeInt = 0
@@ -141,7 +141,7 @@ class BrokerSettings(ServiceSettings, env_prefix="IFAB_BROKER_"):
     @field_validator("journal")
     @classmethod
     def _holds_no_secret(cls, where: str) -> str:
-        if "://" in where and urlsplit(where).password is not None:
+        if is_url(where) and carries_secret(where):
             raise ValueError("a URL without a password, which would be logged; PGPASSFILE or PGPASSWORD carries it")
         return where
 
@@ -150,6 +150,16 @@ class BrokerSettings(ServiceSettings, env_prefix="IFAB_BROKER_"):
     def _is_a_point(cls, point: str) -> str:
         CrashPoint(point)
         return point
+
+    @model_validator(mode="after")
+    def _speaks_to_no_database_in_the_clear(self) -> BrokerSettings:
+        away = host_in_the_clear(self.journal) if is_url(self.journal) else ""
+        if away and "journal" not in self.allow_cleartext:
+            raise ValueError(
+                f"journal leads to {away}, and rows would travel there in the clear: say sslmode=verify-full and "
+                f"sslrootcert in the URL, or name journal in allow_cleartext"
+            )
+        return self
 
     @model_validator(mode="after")
     def _says_whose_tokens(self) -> BrokerSettings:

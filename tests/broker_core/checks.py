@@ -116,6 +116,7 @@ def check_workers(decision: Decision) -> None:
         assert worker.ledger.sequences == sum(attempt.cost.sequences for attempt in attempts)
         assert worker.plan.own == sum(attempt.planned for attempt in attempts)
         assert worker.leading == sum(attempt.leading for attempt in attempts)
+        assert len(attempts) < 2 or all(attempt.had_company for attempt in attempts)
         heads = [
             head
             for flow in decision.scheduler.flows.values()

@@ -240,19 +240,6 @@ def test_an_invalid_request_is_not_tried_again() -> None:
     assert len(bench.decision.requests) == 0
 
 
-def test_interactive_work_is_given_up_after_three_workers() -> None:
-    bench = Bench()
-    sink = RecordingSink()
-    bench.submit(work([1, 2, 3], sink=sink, lane=Lane.INTERACTIVE))
-    for at in range(3):
-        worker = bench.worker(f"w{at}")
-        bench.now += 10.0
-        assert len(bench.give()) == 1
-        bench.decision.worker_lost(worker, bench.now, Loss.LEFT if at == 1 else Loss.DIED)
-        bench.decision.deliver()
-    assert isinstance(sink.end, UnavailableError | FailedPreconditionError)
-
-
 def test_workers_that_stand_still_quarantine_nobody_however_often() -> None:
     bench = Bench()
     sink = RecordingSink()

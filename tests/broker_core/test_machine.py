@@ -131,13 +131,19 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: self._workers())
     def retire(self, data: st.DataObject) -> None:
-        self.bench.decision.worker_retired(data.draw(st.sampled_from(self._workers())))
+        self.bench.decision.worker_retired(data.draw(st.sampled_from(self._workers())), self.bench.now)
 
     @rule(data=st.data())
     @precondition(lambda self: self._workers())
     def fall_silent(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(self._workers()))
         worker.quiet = not worker.quiet
+
+    @rule(data=st.data())
+    @precondition(lambda self: self._workers())
+    def stand_still(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(self._workers()))
+        worker.standing = not worker.standing
 
     @rule(data=st.data(), sequences=st.integers(2, 12))
     @precondition(lambda self: self._workers())
@@ -150,8 +156,7 @@ class CoreMachine(RuleBasedStateMachine):
         before = {worker: worker.ledger.limit for worker in self._workers()}
         for attempt in self.bench.give():
             worker, limit = attempt.worker, before[attempt.worker]
-            assert worker.serving
-            assert not worker.quiet
+            assert worker.able
             assert worker.facts.digest in attempt.entry.work.engine_digests
             assert worker.ledger.tokens <= limit.tokens
             assert worker.ledger.sequences <= limit.sequences

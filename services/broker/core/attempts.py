@@ -27,6 +27,7 @@ class Attempt:
         "context_done",
         "cost",
         "entry",
+        "had_company",
         "handle",
         "head_tokens",
         "leading",
@@ -47,6 +48,8 @@ class Attempt:
         self.number = entry.attempts
         self.apart = False
         """Whether it runs apart from innocent work."""
+        self.had_company = False
+        """Whether its worker ever had anything else of this broker beside it."""
         self.head_tokens = 0
         """How much of its prompt the worker was believed to hold when it was sent."""
         self.reports_context = False

@@ -233,6 +233,9 @@ class Broker:
             credit=credit,
             now=self._loop.time(),
         )
+        if link.stood_at is not None:
+            # The same process: until its engine moves, whatever is sent there would wait and be lost again.
+            worker.progress_tick, worker.standing, worker.doubtful = link.stood_at, True, True
         self._workers[link], self._link_of[worker] = worker, link
         self.decision.worker_up(worker)
         self.decision.worker_cordoned(worker, link.node_id in self._cordoned, self._loop.time())
@@ -243,7 +246,7 @@ class Broker:
         worker, now = self._workers[link], self._loop.time()
         worker.heard, worker.quiet = now, False
         if message.finished:
-            link.silences = 0
+            link.silences, link.stood_at, worker.doubtful = 0, None, False
         wire.apply(message, self.decision, worker, now)
         self._want_turn()
 
@@ -344,17 +347,21 @@ class Broker:
 
         A slow machine looks like a dead engine. Where nobody else could take the work, a worker that still answers is
         left its time, as long as work may wait for a worker at all; one that is silent gets twice as long each time.
-        Silence is nobody's fault, as far as is known; an engine that stands still behind a stream that answers may be.
+        Silence is nobody's fault, as far as is known; an engine that stands still behind a stream that answers may be,
+        unless it did so before and nothing has ended there since: then the engine is.
         """
-        if self.decision.could_go_elsewhere(worker):
-            link.give_up(UnavailableError(why), Loss.DIED if answers else Loss.SILENT)
-            return
-        patience = self._settings.nobody_limit_s
-        if not answers:
-            patience = min(patience, self._settings.silence_limit_s * 2.0 ** min(link.silences, _DOUBLINGS_MAX))
-        if waited > patience:
+        loss = Loss.DIED if answers and link.stood_at is None else Loss.SILENT
+        if not self.decision.could_go_elsewhere(worker):
+            patience = self._settings.nobody_limit_s
+            if not answers:
+                loss = Loss.LEFT
+                patience = min(patience, self._settings.silence_limit_s * 2.0 ** min(link.silences, _DOUBLINGS_MAX))
+            if waited <= patience:
+                return
             link.silences += 1
-            link.give_up(UnavailableError(why), Loss.LEFT)
+        if answers:
+            link.stood_at = worker.progress_tick
+        link.give_up(UnavailableError(why), loss)
 
     def _nodes_changed(self, nodes: Mapping[str, provisioner.Node]) -> None:
         """Opens links to accepted nodes and closes those of nodes that are no more."""
@@ -393,7 +400,7 @@ class Broker:
         if worker is None:
             self._end_link(link)
         else:
-            self.decision.worker_retired(worker)
+            self.decision.worker_retired(worker, self._loop.time())
 
     def _end_link(self, link: WorkerLink) -> None:
         task = self._running.pop(link, None)

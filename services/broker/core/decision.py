@@ -123,9 +123,9 @@ class Decision:
         """A worker's stream is up."""
         self.scheduler.add_worker(worker)
 
-    def worker_retired(self, worker: Worker) -> None:
+    def worker_retired(self, worker: Worker, now: float) -> None:
         """A worker takes nothing new; what it has goes on."""
-        self.scheduler.retire_worker(worker)
+        self.scheduler.retire_worker(worker, now)
 
     def worker_cordoned(self, worker: Worker, cordoned: bool, now: float) -> None:
         """An operator has a worker take nothing new, or again; what it has goes on."""
@@ -143,11 +143,7 @@ class Decision:
 
     def could_go_elsewhere(self, worker: Worker) -> bool:
         """Whether another worker that answers may take anything of what this one has."""
-        others = {
-            other.facts.digest
-            for other in self.scheduler.workers.values()
-            if other is not worker and other.serving and not other.quiet
-        }
+        others = {other.facts.digest for other in self.scheduler.workers.values() if other is not worker and other.able}
         return any(attempt.entry.flow.key.digests & others for attempt in worker.outstanding.values())
 
     def credit(self, worker: Worker, credit: Amount) -> None:
@@ -158,7 +154,7 @@ class Decision:
     def stats(self, worker: Worker, stats: node_pb2.EngineStats, now: float) -> None:
         """A worker tells the counters of its engine."""
         if stats.progress_tick != worker.progress_tick or not (stats.queued or stats.active):
-            worker.progress_tick, worker.progressed = stats.progress_tick, now
+            worker.progress_tick, worker.progressed, worker.standing = stats.progress_tick, now, False
         worker.counters = EngineCounters(
             stats.steps, stats.prompt_tokens_computed + stats.generated_tokens, stats.busy_us, stats.uptime_us
         )
@@ -227,16 +223,16 @@ class Decision:
             self.requests.counters.late_results += 1
             return
         self.timers.read(now)
-        alone = len(worker.outstanding) == 1
         self.scheduler.close(attempt)
         self.requests.add_usage(attempt.entry, usage)
-        self._recovery.attempt_failed(attempt, error, now, alone=alone)
+        self._recovery.attempt_failed(attempt, error, now)
 
     # -- time ------------------------------------------------------------------------------------------------------
 
     def give_out(self, now: float) -> list[Attempt]:
         """Gives out what can go now; the attempts are to be sent in this order."""
         self.timers.run(now)
+        self._recovery.settle(now)
         given = self.scheduler.give_out(now)
         for attempt in given:
             self.requests.dispatched(attempt, now)
@@ -245,8 +241,9 @@ class Decision:
     def check_waiting(self, now: float) -> None:
         """Fails work that no worker could run for too long, and forgets idle flows; called about every second."""
         limit = self._settings.nobody_limit_s
-        served = {worker.facts.digest for worker in self.scheduler.workers.values() if worker.serving}
-        cordoned = {worker.facts.digest for worker in self.scheduler.workers.values() if worker.cordoned}
+        workers = self.scheduler.workers.values()
+        served = {worker.facts.digest for worker in workers if worker.serving and not worker.standing}
+        cordoned = {worker.facts.digest for worker in workers if worker.cordoned}
         for flow in list(self.scheduler.flows.values()):
             if not flow.entries:
                 if now - flow.served_at > _FLOW_KEPT_S:

@@ -137,19 +137,17 @@ def _waiting(entry: Entry, scheduler: Scheduler, now: float, nobody_limit_s: flo
 def _able(entry: Entry, scheduler: Scheduler) -> tuple[list[Worker], str]:
     """Workers that may take an entry and get work at all, and what stands against it where there is none."""
     serving = [worker for worker in scheduler.workers.values() if worker.facts.digest in entry.flow.key.digests]
-    able = [worker for worker in serving if worker.serving and not worker.quiet]
+    able = [worker for worker in serving if worker.able]
     if able:
         return able, ""
     if not serving:
         return [], "No node that serves an engine of this request is connected."
     cordoned = [worker.node_id for worker in serving if worker.cordoned]
     quiet = [worker.node_id for worker in serving if worker.serving and worker.quiet]
+    standing = [worker.node_id for worker in serving if worker.serving and worker.standing and not worker.quiet]
     leaving = [worker.node_id for worker in serving if not worker.serving and not worker.cordoned]
-    reasons = [
-        f"{_names(names)} {what}"
-        for names, what in ((cordoned, "cordoned"), (quiet, "silent"), (leaving, "going away"))
-        if names
-    ]
+    found = ((cordoned, "cordoned"), (quiet, "silent"), (standing, "standing still"), (leaving, "going away"))
+    reasons = [f"{_names(names)} {what}" for names, what in found if names]
     return [], f"Of the nodes that serve an engine of this request, {' and '.join(reasons)}."
 
 

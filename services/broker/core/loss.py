@@ -3,9 +3,12 @@
 
 Whatever was in flight at a worker that died may have killed it. It runs again apart from innocent work: first all of
 it together, since most deaths have other causes; what was there for a second death in sixteens; after a third, alone.
-Only a request that ends a worker while it is alone, twice, is quarantined: an innocent one is alone with two deaths by
-chance only where three deaths have singled it out before. A worker that merely stood still has not been ended by
-anybody, as far as is known: a starved machine does that to whatever runs there.
+Only a request that ends a worker that it has had to itself, twice, is quarantined: an innocent one that had neighbours
+is alone with two deaths by chance only where three deaths have singled it out before. A worker that merely stood still
+has not been ended by anybody, as far as is known: a starved machine does that to whatever runs there.
+
+Both lanes are treated alike, and apart from each other: what kills in a job is not tried again beside somebody who
+waits. Live suspects go first, and innocent work keeps half of the workers, or of the time where there is only one.
 
 Running again is paced: by a delay that doubles with each loss, and by a budget of attempts beyond the first, so that a
 dying fleet is not finished off by its own retries.
@@ -14,12 +17,14 @@ dying fleet is not finished off by its own retries.
 from __future__ import annotations
 
 import enum
+import functools
 import random
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.broker.core.entry import Entry, State
+from services.broker.work import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,6 +48,8 @@ QUARANTINE_AT = 2
 """Losses while alone."""
 _COHORTS = (256, 16, 1)
 """How many run apart together after the first loss, the second, and any later one."""
+_TURN_S = 2.0
+"""How long suspects may have an engine's only worker before innocent work that waits gets its turn there."""
 
 
 class RetryBudget:
@@ -84,16 +91,58 @@ class Cohort:
         """Engines that may run them."""
         return self.entries[0].flow.key.digests
 
+    @property
+    def live(self) -> bool:
+        """Whether somebody waits for them."""
+        return self.entries[0].work.lane is Lane.INTERACTIVE
+
 
 class Apart:
-    """A cohort at a worker that runs nothing else meanwhile."""
+    """A cohort at a worker that runs nothing else meanwhile.
 
-    __slots__ = ("running", "waiting")
+    Args:
+        entries: The cohort.
+        since: When the worker was given to it, in seconds of the core's clock.
+        only: Whether the worker was the only one that may run it.
+    """
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    __slots__ = ("only", "running", "since", "waiting")
+
+    def __init__(self, entries: Iterable[Entry], since: float, *, only: bool) -> None:
         self.waiting = deque(entries)
         self.running = 0
         """Entries that the worker has."""
+        self.since = since
+        self.only = only
+
+
+class Turn:
+    """Whose turn it is at the only worker of an engine: that of suspects, or that of innocent work which waits.
+
+    Suspects have it for `_TURN_S` at least, and then innocent work for as long as they had it. It is the engine's and
+    not the worker's, so that a request which ends one worker after the other takes no more than half of the time.
+    """
+
+    __slots__ = ("_ended", "_spent_s", "announced")
+
+    def __init__(self) -> None:
+        self._spent_s = 0.0
+        self._ended = float("-inf")
+        self.announced = float("-inf")
+        """The latest end of a turn of innocent work for which an alarm is set."""
+
+    def spent(self, apart: Apart, now: float) -> None:
+        """A cohort has left its worker, or its worker is gone."""
+        if apart.only:
+            self._spent_s += now - apart.since
+            self._ended = now
+
+    def rests_until(self, now: float) -> float:
+        """When suspects may have the worker; `now` or earlier where it is their turn."""
+        until = self._ended + self._spent_s
+        if until <= now:
+            self._spent_s = 0.0
+        return until if self._spent_s >= _TURN_S else now
 
 
 class Suspects:
@@ -113,26 +162,29 @@ class Suspects:
 
     def add(self, entries: Iterable[Entry], now: float) -> None:
         """Takes in what one death left behind, already out of the tree."""
-        groups: dict[tuple[frozenset[str], int], list[Entry]] = {}
+        groups: dict[tuple[frozenset[str], Lane, int], list[Entry]] = {}
         for entry in entries:
             level = min(entry.losses, len(_COHORTS)) - 1
-            groups.setdefault((entry.flow.key.digests, level), []).append(entry)
-        for (_, level), group in groups.items():
+            groups.setdefault((entry.flow.key.digests, entry.work.lane, level), []).append(entry)
+        for (_, _, level), group in groups.items():
             size = _COHORTS[level]
             for at in range(0, len(group), size):
                 cohort = group[at : at + size]
-                self._cohorts.append(Cohort(cohort, now + self.delay(max(entry.losses for entry in cohort))))
+                self._cohorts.append(Cohort(cohort, now + self.delay(max(entry.attempts for entry in cohort))))
 
-    def delay(self, losses: int) -> float:
-        """Time before another attempt, in seconds: doubles with each loss, cut by a random part."""
-        step = min(self._settings.retry_most_s, self._settings.retry_first_s * 2.0 ** (losses - 1))
+    def delay(self, attempts: int) -> float:
+        """Time before another attempt, in seconds: doubles with each one made, cut by a random part."""
+        step = min(self._settings.retry_most_s, self._settings.retry_first_s * 2.0 ** (attempts - 1))
         return step * random.uniform(0.5, 1.0)  # noqa: S311 -- spreads retries, protects nothing
 
     def due(self, now: float) -> list[Cohort]:
-        """Returns the cohorts that may run now, those with the fewest losses first; they stay until `take`."""
+        """Returns the cohorts that may run now, in the order in which they should; they stay until `take`.
+
+        Live ones go first, then those with the fewest losses; what was passed over for long goes before all.
+        """
         self._drop_ended()
         due = [cohort for cohort in self._cohorts if cohort.ready_at <= now]
-        due.sort(key=lambda cohort: (cohort.entries[0].losses, cohort.ready_at))
+        due.sort(key=functools.partial(_rank, now - self._settings.ageing_s))
         return due
 
     def take(self, cohort: Cohort) -> None:
@@ -147,3 +199,9 @@ class Suspects:
         for cohort in self._cohorts:
             cohort.entries = [entry for entry in cohort.entries if entry.state is State.APART]
         self._cohorts = [cohort for cohort in self._cohorts if cohort.entries]
+
+
+def _rank(overdue_at: float, cohort: Cohort) -> tuple[bool, bool, int, float]:
+    if cohort.ready_at <= overdue_at:
+        return False, False, 0, cohort.ready_at
+    return True, not cohort.live, cohort.entries[0].losses, cohort.ready_at

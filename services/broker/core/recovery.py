@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from ifabric.engine.v1 import generation_pb2
 from services.broker.core.entry import Entry, State
 from services.broker.core.loss import QUARANTINE_AT, Loss
-from services.broker.work import Lane
 from services.common import reasons
 from services.common.errors import (
     FabricError,
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from services.broker.core.timers import Timers
     from services.broker.core.workers import Worker
 
-_INTERACTIVE_ATTEMPTS_MAX = 3
-
 
 class Recovery:
     """Decides about lost attempts."""
@@ -38,57 +35,69 @@ class Recovery:
         self._scheduler = scheduler
         self._requests = requests
         self._timers = timers
+        self._failed: list[Entry] = []
+        """Suspects of engine faults since `settle`, set apart already."""
 
     def worker_lost(self, worker: Worker, now: float, loss: Loss) -> None:
         """All attempts at a worker are lost; see Decision.worker_lost."""
         attempts = list(worker.outstanding.values())
-        apart = worker.apart
-        self._scheduler.remove_worker(worker)
+        self._scheduler.remove_worker(worker, now)
         self._requests.counters.lost_attempts += len(attempts)
-        innocent = loss is Loss.LEFT
-        alone = len(attempts) == 1 and loss is Loss.DIED
         lost: list[Entry] = []
         for attempt in attempts:
             self._scheduler.close(attempt)
             if attempt.computed_tokens:
                 self._requests.add_usage(attempt.entry, generation_pb2.Usage(computed_tokens=attempt.computed_tokens))
-            self._lose(attempt, lost, alone=alone, innocent=innocent)
-        self._again(lost, now, innocent=innocent)
-        if apart is not None:
-            self._scheduler.set_apart([entry for entry in apart.waiting if entry.state is State.APART], now)
+            self._lose(attempt, lost, guilty=loss is Loss.DIED, innocent=loss is Loss.LEFT)
+        self._again(lost, now)
 
-    def attempt_failed(self, attempt: Attempt, error: FabricError, now: float, *, alone: bool) -> None:
+    def attempt_failed(self, attempt: Attempt, error: FabricError, now: float) -> None:
         """A worker gave an attempt up with an error; it is closed already.
 
         What a worker would not take goes elsewhere. What an engine's fault took along is found out about as after a
         death: apart, in the end alone. Anything else is the answer.
         """
-        suspect = isinstance(error, InternalError) or error.reason == reasons.ENGINE_FAILED
         lost: list[Entry] = []
-        if suspect:
-            self._lose(attempt, lost, alone=alone, innocent=False, verdict=error)
+        if isinstance(error, InternalError) or error.reason == reasons.ENGINE_FAILED:
+            self._lose(attempt, lost, guilty=True, innocent=False, verdict=error)
+            for entry in lost:
+                entry.flow.set_apart(entry)
+            self._failed += lost
         elif isinstance(error, UnavailableError | ResourceExhaustedError):
-            self._lose(attempt, lost, alone=False, innocent=True)
+            self._lose(attempt, lost, guilty=False, innocent=True)
+            self._again(lost, now)
         else:
             self._requests.end(attempt.entry, error)
-        self._again(lost, now, innocent=not suspect)
 
     def attempt_returned(self, attempt: Attempt, now: float) -> None:
         """A worker ended an attempt by itself, to go away: nobody here asked. It is closed already."""
         lost: list[Entry] = []
-        self._lose(attempt, lost, alone=False, innocent=True)
-        self._again(lost, now, innocent=True)
+        self._lose(attempt, lost, guilty=False, innocent=True)
+        self._again(lost, now)
+
+    def settle(self, now: float) -> None:
+        """What failed since the last call runs again: one fault takes many along, and they come one by one."""
+        failed, self._failed = self._failed, []
+        self._scheduler.set_apart([entry for entry in failed if entry.state is State.APART], now)
 
     def _lose(
         self,
         attempt: Attempt,
         lost: list[Entry],
         *,
-        alone: bool,
+        guilty: bool,
         innocent: bool,
         verdict: FabricError | None = None,
     ) -> None:
-        """Decides what becomes of an entry whose attempt was lost; those that run again are added to `lost`."""
+        """Decides what becomes of an entry whose attempt was lost; those that run again are added to `lost`.
+
+        Args:
+            attempt: What was lost.
+            lost: Added to.
+            guilty: Whether the loss speaks against whoever had the worker to itself.
+            innocent: Whether it speaks against nobody.
+            verdict: What the engine said.
+        """
         entry = attempt.entry
         if attempt.cancelled:
             self._requests.ended_cancelled(entry)
@@ -102,7 +111,7 @@ class Recovery:
         entry.delivered = False
         if not innocent:
             entry.losses += 1
-            entry.losses_alone += alone
+            entry.losses_alone += guilty and not attempt.had_company
         if entry.losses_alone >= QUARANTINE_AT:
             # An engine that says no is an answer, not a death.
             self._requests.counters.quarantined += verdict is None
@@ -115,8 +124,7 @@ class Recovery:
                 ),
             )
             return
-        interactive = entry.work.lane is Lane.INTERACTIVE
-        if entry.attempts >= (_INTERACTIVE_ATTEMPTS_MAX if interactive else self._settings.attempts_max):
+        if entry.attempts >= self._settings.attempts_max:
             self._requests.end(
                 entry,
                 verdict
@@ -127,16 +135,17 @@ class Recovery:
             return
         lost.append(entry)
 
-    def _again(self, lost: list[Entry], now: float, *, innocent: bool) -> None:
-        """Lets lost entries run again: apart where they are suspect, among the others after a delay where not."""
-        if not innocent:
-            if lost:
-                self._scheduler.set_apart(lost, now)
-            return
+    def _again(self, lost: list[Entry], now: float) -> None:
+        """Lets lost entries run again: apart where they are suspect, among the others after a delay where not.
+
+        Who was suspect once stays it, however its next worker is lost.
+        """
+        self._scheduler.set_apart([entry for entry in lost if entry.losses], now)
         for entry in lost:
-            entry.flow.set_apart(entry)
-            at = now + self._scheduler.suspects.delay(entry.attempts)
-            self._timers.at(at, functools.partial(self._readmit, entry, at))
+            if not entry.losses:
+                entry.flow.set_apart(entry)
+                at = now + self._scheduler.suspects.delay(entry.attempts)
+                self._timers.at(at, functools.partial(self._readmit, entry, at))
 
     def _readmit(self, entry: Entry, now: float) -> None:
         if entry.state is State.APART:

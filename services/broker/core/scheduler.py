@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from services.broker.core import ids
@@ -20,7 +21,7 @@ from services.broker.core.fair import FairOrder
 from services.broker.core.flow import Flow, FlowKey
 from services.broker.core.heads import HeadState
 from services.broker.core.holdings import Holdings
-from services.broker.core.loss import Apart, RetryBudget, Suspects
+from services.broker.core.loss import Apart, RetryBudget, Suspects, Turn
 from services.broker.core.ownership import FlowRules
 from services.broker.core.workers import cost_of
 from services.broker.work import Lane
@@ -65,6 +66,7 @@ class Scheduler:
             lane: FairOrder(settings.tenant_weights, settings.ageing_s) for lane in (Lane.INTERACTIVE, Lane.BULK)
         }
         self._budget = RetryBudget(settings.retry_share, settings.retry_burst)
+        self._turns_apart: defaultdict[str, Turn] = defaultdict(Turn)
         self._interactive_at = float("-inf")
         self.flows: dict[FlowKey, Flow] = {}
         self.workers: dict[str, Worker] = {}
@@ -80,9 +82,9 @@ class Scheduler:
             if worker.facts.digest in flow.key.digests:
                 flow.owners.add_worker(worker)
 
-    def retire_worker(self, worker: Worker) -> None:
+    def retire_worker(self, worker: Worker, now: float) -> None:
         """Gives a worker nothing more; what it has goes on."""
-        self._stop_giving(worker)
+        self._stop_giving(worker, now)
         self.holdings.forget(worker)
 
     def cordon_worker(self, worker: Worker, now: float) -> None:
@@ -90,14 +92,7 @@ class Scheduler:
         worker.cordoned = True
         for flow in self.flows.values():
             flow.remember(worker)
-        self._stop_giving(worker)
-        apart = worker.apart
-        if apart is not None:
-            left = [entry for entry in apart.waiting if entry.state is State.APART]
-            apart.waiting.clear()
-            if not apart.running:
-                worker.apart = None
-            self.set_apart(left, now)
+        self._stop_giving(worker, now)
 
     def uncordon_worker(self, worker: Worker) -> None:
         """Gives a cordoned worker work again."""
@@ -105,9 +100,9 @@ class Scheduler:
         worker.serving = True
         self.add_worker(worker)
 
-    def remove_worker(self, worker: Worker) -> None:
-        """Forgets a worker. Its attempts are the caller's to settle before."""
-        self.retire_worker(worker)
+    def remove_worker(self, worker: Worker, now: float) -> None:
+        """Forgets a worker. Its attempts are the caller's to settle."""
+        self.retire_worker(worker, now)
         if self.workers.get(worker.id) is worker:
             del self.workers[worker.id]
 
@@ -165,6 +160,8 @@ class Scheduler:
 
     def set_apart(self, entries: list[Entry], now: float) -> None:
         """Lets suspects of one loss wait to run apart."""
+        if not entries:
+            return
         for entry in entries:
             entry.flow.set_apart(entry)
         self.suspects.add(entries, now)
@@ -219,12 +216,23 @@ class Scheduler:
             assert apart is not None  # noqa: S101 -- it stays until its last entry has ended
             apart.running -= 1
             if not apart.running and not apart.waiting:
-                worker.apart = None
+                self._end_apart(worker, apart, self._timers.now)
 
-    def _stop_giving(self, worker: Worker) -> None:
+    def _end_apart(self, worker: Worker, apart: Apart, now: float) -> None:
+        self._turns_apart[worker.facts.digest].spent(apart, now)
+        worker.apart = None
+
+    def _stop_giving(self, worker: Worker, now: float) -> None:
         worker.serving = False
         for flow in self.flows.values():
             flow.owners.remove_worker(worker.id)
+        apart = worker.apart
+        if apart is not None:
+            left = [entry for entry in apart.waiting if entry.state is State.APART]
+            apart.waiting.clear()
+            if not apart.running:
+                self._end_apart(worker, apart, now)
+            self.set_apart(left, now)
 
     # -- giving out ------------------------------------------------------------------------------------------------
 
@@ -259,7 +267,7 @@ class Scheduler:
         return self._lanes[Lane.INTERACTIVE].order(now) + self._lanes[Lane.BULK].order(now)
 
     def _next(self, worker: Worker, turns: list[Flow], now: float) -> Attempt | None:
-        if not worker.serving or worker.quiet or worker.full:
+        if not worker.able or worker.full:
             return None
         if worker.apart is not None:
             return self._next_apart(worker, worker.apart, now)
@@ -351,7 +359,7 @@ class Scheduler:
             entry.state = State.DISPATCHED
             return attempt
         if not apart.running:
-            worker.apart = None
+            self._end_apart(worker, apart, now)
             worker.nudged = True
         return None
 
@@ -361,6 +369,10 @@ class Scheduler:
             self._budget.earn()
         attempt = Attempt(entry, worker, cost)
         attempt.planned = _private(worker, entry)
+        if worker.outstanding:
+            attempt.had_company = True
+            if len(worker.outstanding) == 1:
+                next(iter(worker.outstanding.values())).had_company = True
         worker.plan.own += attempt.planned
         worker.ledger.take(cost)
         worker.outstanding[attempt.handle] = attempt
@@ -368,14 +380,32 @@ class Scheduler:
         return attempt
 
     def _start_cohorts(self, now: float) -> None:
+        """Gives workers to suspects that are due: half of those that may run them at most, or the only one in turn."""
         for cohort in self.suspects.due(now):
-            able = [w for w in self.workers.values() if w.serving and not w.quiet and w.facts.digest in cohort.digests]
+            able = [worker for worker in self.workers.values() if worker.able and worker.facts.digest in cohort.digests]
             free = [worker for worker in able if worker.apart is None]
             if len(able) - len(free) >= max(1, len(able) // 2) or not free:
                 continue
-            worker = min(free, key=lambda worker: len(worker.outstanding))
+            worker = min(free, key=lambda worker: (worker.doubtful, len(worker.outstanding)))
+            only = len(able) == 1
+            if only and self._others_turn(worker, now, live=cohort.live):
+                continue
             self.suspects.take(cohort)
-            worker.apart = Apart(cohort.entries)
+            worker.apart = Apart(cohort.entries, now, only=only)
+
+    def _others_turn(self, worker: Worker, now: float, *, live: bool) -> bool:
+        """Whether innocent work has its turn at an engine's only worker. Live suspects wait for live work alone."""
+        turn = self._turns_apart[worker.facts.digest]
+        until = turn.rests_until(now)
+        if until <= now or not any(
+            flow.waiting and not flow.paused and worker.id in flow.owners.runs and (flow.interactive or not live)
+            for flow in self.flows.values()
+        ):
+            return False
+        if turn.announced < until:
+            turn.announced = until
+            self._timers.at(until, _nothing)
+        return True
 
     def _pass_on(self, flow: Flow, run: Run, entry: Entry, cost: Amount) -> None:
         """This worker could never take the entry: another one does, or nobody can."""

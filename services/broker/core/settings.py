@@ -63,4 +63,4 @@ class CoreSettings:
     retry_burst: int = 512
     """Attempts beyond the first that may be spent at once."""
     attempts_max: int = 20
-    """Attempts after which a bulk request fails UNAVAILABLE, innocent or not."""
+    """Attempts after which a request fails UNAVAILABLE, innocent or not. A bad neighbour costs three at most."""

@@ -76,6 +76,8 @@ class WorkerLink:
         self._loss = Loss.DIED
         self.silences = 0
         """Times in a row that it was given up for its silence while nobody else could take its work."""
+        self.stood_at: int | None = None
+        """Progress of its engine when it was given up for standing still; None where something has ended since."""
 
     def send(self, message: wire.ExecuteRequest) -> None:
         """Sends a message once those before it are sent. Credit bounds how much can wait here."""

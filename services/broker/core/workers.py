@@ -190,6 +190,7 @@ class Worker:
         "cordoned",
         "counters",
         "counters_first",
+        "doubtful",
         "facts",
         "full",
         "full_for_bulk",
@@ -206,6 +207,7 @@ class Worker:
         "progressed",
         "quiet",
         "serving",
+        "standing",
     )
 
     def __init__(self, node_id: str, facts: EngineFacts, *, pool_tokens: int, credit: Amount, now: float) -> None:
@@ -227,6 +229,10 @@ class Worker:
         """Whether an operator has it take no new work: then it does not serve, and may again."""
         self.quiet = False
         """Whether it has been silent for a while: it gets nothing new until it speaks."""
+        self.standing = False
+        """Whether its process was given up because its engine stood still, and has not moved since."""
+        self.doubtful = False
+        """Whether its process was given up for that, and has finished nothing since."""
         self.apart: Apart | None = None
         """Suspects that run here, apart from innocent work; None while there are none."""
         self.full = self.full_for_bulk = False
@@ -247,10 +253,15 @@ class Worker:
         self.progressed = now
         """When its engine last told of progress, or had nothing to do."""
 
+    @property
+    def able(self) -> bool:
+        """Whether it may get work now."""
+        return self.serving and not self.quiet and not self.standing
+
     def takes(self, *, interactive: bool) -> bool:
         """Whether it would take work of a lane now, as far as is known."""
         full = self.full if interactive else self.full_for_bulk
-        return self.serving and not self.quiet and self.apart is None and not full and self.ledger.fill() < 1
+        return self.able and self.apart is None and not full and self.ledger.fill() < 1
 
     def may_lead(self, tokens: int) -> bool:
         """Whether a leader with so many tokens to compute may go.
