@@ -118,8 +118,9 @@ class ServiceSettings(BaseSettings):
     """Private key of tls_cert, PEM without a pass phrase."""
     tls_ca: Path | None = None
     """Certificates of the authorities whose peers are trusted, PEM."""
-    allow_cleartext: tuple[Door, ...] = ()
-    """What may listen in the clear where other machines reach it, a JSON list of grpc, metrics and health."""
+    allow_cleartext: tuple[Door | Literal["journal"], ...] = ()
+    """What may speak in the clear where other machines reach it, a JSON list of grpc, metrics and health, which listen,
+    and journal, the broker's connection to a database."""
     calls_per_connection_max: int = Field(default=4096, ge=1, le=1_000_000)
     """Calls that may be open on one connection; further ones wait at their client."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -283,10 +284,16 @@ def _sentence(settings: type[ServiceSettings], entry: ErrorDetails, names: Mappi
     if entry["type"] == "missing" and len(entry["loc"]) == 1:
         return f"{flag} (or {settings.prefix()}{key.upper()}) is required"
     field = settings.model_fields.get(key)
-    found = "" if field is None or _is_secret(field) else f" is {entry['input']!r}"
+    found = "" if field is None or _is_secret(field) else f" is {_quoted(entry['input'])}"
     path = ".".join(str(part) for part in entry["loc"][1:])
     wanted = entry["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return f"{names.get(key, key)}{'.' + path if path else ''}{found}; allowed is {wanted}"
+
+
+def _quoted(value: Any) -> str:
+    """What a key holds; of a URL that could carry a password only the scheme, whether one is allowed there or not."""
+    scheme, separator, rest = str(value).partition("://")
+    return repr(f"{scheme}://…") if separator and ("@" in rest or "?" in rest) else repr(value)
 
 
 def _is_secret(field: FieldInfo) -> bool:

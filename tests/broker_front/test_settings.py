@@ -44,3 +44,55 @@ def test_settings_reach_the_core() -> None:
 def test_what_cannot_be_is_refused_by_name(flags: list[str], part: str) -> None:
     with pytest.raises(StartError, match=part):
         load(BrokerSettings, flags, {})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:CANARY@db/jobs?sslmode=verify-full",
+        "postgresql://u@127.0.0.1/jobs?password=CANARY",
+        "postgresql://u@127.0.0.1/jobs?p%61ssword=CANARY",
+        "postgresql://u@127.0.0.1/jobs?sslpassword=CANARY",
+        "postgresql://u:CANARY@[db/jobs",
+    ],
+)
+def test_a_password_in_the_journals_url_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(StartError, match=r"--journal is 'postgresql://…'; allowed is") as caught:
+        load(BrokerSettings, [*PEER, "--journal", url], {})
+    assert "CANARY" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("postgresql://u@db/jobs", "db"),
+        ("postgresql://u@db/jobs?sslmode=prefer", "db"),
+        ("postgresql://u@db/jobs?sslmode=require&sslmode=disable", "db"),
+        ("postgresql:///jobs?host=db", "db"),
+        ("postgresql://localhost/jobs?hostaddr=10.0.0.1", "10.0.0.1"),
+        ("postgresql://127.0.0.1:5432,db:5432/jobs", "db"),
+        ("postgresql://[fd00::1]:5432/jobs", "fd00::1"),
+    ],
+)
+def test_rows_travel_to_no_database_in_the_clear_unless_a_setting_says_so(url: str, host: str) -> None:
+    with pytest.raises(
+        StartError, match=f"^journal leads to {host}, and rows would travel there in the clear: say ssl"
+    ):
+        load(BrokerSettings, [*PEER, "--journal", url], {})
+    load(BrokerSettings, [*PEER, "--journal", url, "--allow-cleartext", '["journal"]'], {})
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "postgresql://u@db/jobs?sslmode=verify-full&sslrootcert=/ca.crt",
+        "postgresql://u@db/jobs?sslmode=disable&sslmode=require",
+        "postgresql://u@/jobs?host=/run/postgresql",
+        "postgresql://%2Frun%2Fpostgresql/jobs",
+        "postgresql://[::1]:5432/jobs?sslmode=disable",
+        "postgresql:///jobs",
+        "/var/lib/jobs.sqlite",
+    ],
+)
+def test_tls_sockets_and_loopback_are_no_clear(where: str) -> None:
+    assert load(BrokerSettings, [*PEER, "--journal", where], {}).journal == where

@@ -121,6 +121,15 @@ def test_text_becomes_what_the_field_is() -> None:
                 "http://a:1/v1",
             )
         ),
+        *(
+            (
+                ["--otlp-endpoint", url],
+                {},
+                "--otlp-endpoint is 'https://…'; allowed is http://host:port, or https://host:port for TLS, and "
+                "nothing else",
+            )
+            for url in ("https://user:hush@collector:1", "https://collector:1?key=hush")
+        ),
         (["--words", "a b"], {}, "--words is 'a b'; allowed is a valid tuple"),
         (["--words", '["a", 3]'], {}, "--words.1 is 3; allowed is a valid string"),
     ],
