@@ -34,7 +34,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 FROM_ELSEWHERE = {
     "IFAB_WORKER_ADVERTISE": "10.0.0.1:7602",
     "IFAB_WORKER_NODE_ID": "worker-7c9d-x2",
-    "IFAB_BROKER_JOURNAL": "postgresql://db/jobs",
+    "IFAB_BROKER_JOURNAL": "postgresql://db/jobs?sslmode=verify-full&sslrootcert=/run/ifabric/database/ca.crt",
 }
 """Examples of what the cluster fills in."""
 RESTRICTED_VOLUMES = {"secret", "emptyDir", "persistentVolumeClaim", "configMap"}
@@ -117,10 +117,16 @@ def test_settings_are_ones_that_the_services_know(objects: list[Object]) -> None
     for service, pod in services(objects).values():
         settings = load(SETTINGS[service], [], environment(pod))
         assert settings.tls_cert is not None
-        assert set(settings.allow_cleartext) == {"metrics", "health"}
+        assert set(settings.allow_cleartext) - {"journal"} == {"metrics", "health"}
         ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
         doors = {"grpc": settings.listen, "metrics": settings.metrics_listen, "health": str(settings.health_listen)}
         assert {door: int(listen.rpartition(":")[2]) for door, listen in doors.items()} == ports
+
+
+def test_rows_travel_in_the_clear_to_the_database_of_the_tests_alone() -> None:
+    told = {overlay: environment(pods(render(overlay))["broker"]["spec"]) for overlay in OVERLAYS}
+    plain = [overlay for overlay, each in told.items() if "journal" in each["IFAB_BROKER_ALLOW_CLEARTEXT"]]
+    assert plain == ["ci"]
 
 
 def test_probes_ask_the_port_of_health_alone_and_outlast_the_load(objects: list[Object]) -> None:
@@ -271,7 +277,12 @@ def test_a_journal_in_a_file_has_one_broker_at_a_time(objects: list[Object]) -> 
     if "value" in journal:
         assert (broker["spec"]["replicas"], broker["spec"]["strategy"]) == (1, {"type": "Recreate"})
     else:
-        assert journal["valueFrom"]["secretKeyRef"]["key"] == "url"
+        assert journal["valueFrom"]["secretKeyRef"] == {"name": "broker-journal", "key": "url", "optional": False}
+        pod = broker["spec"]["template"]["spec"]
+        [volume] = [each for each in pod["volumes"] if each["name"] == "database"]
+        [mount] = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "database"]
+        authority = f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}"
+        assert f"sslrootcert={authority}" in FROM_ELSEWHERE["IFAB_BROKER_JOURNAL"]
         assert told["PGPASSWORD"]["valueFrom"]["secretKeyRef"] == {
             "name": "broker-journal", "key": "password", "optional": True
         }  # fmt: skip
