@@ -14,7 +14,7 @@ from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from tests.support import suite
 from tests.support.authority import Authority
 from tests.support.processes import ServiceProcess
-from tests.support.waiting import block_until
+from tests.support.waiting import PATIENCE_S, block_until
 
 if TYPE_CHECKING:
     import subprocess
@@ -28,7 +28,6 @@ KEYS = {
     "person": ("house", ("generate", "jobs", "operate", "any-tenant")),
 }
 """Static keys: name to tenant and scopes."""
-START_WITHIN_S = 60.0
 _LONG: Any = (("grpc.max_receive_message_length", 64 << 20), ("grpc.ssl_target_name_override", "broker.ifabric"))
 
 
@@ -73,7 +72,7 @@ class SecuredSuite:
             self.provisioner = self._start("provisioner", heartbeat_interval_ms=200)
             self.worker = self.start_worker()
             self.broker = self._start("broker", provisioner=self.provisioner.address, **self._broker_more)
-            block_until(self._serves, within_s=30.0, what="the engine is listed")
+            block_until(self._serves, what="the engine is listed")
         except BaseException:
             self._stack.close()
             raise
@@ -108,7 +107,7 @@ class SecuredSuite:
             made = broker_service_pb2.GenerationRequest(**{"max_tokens": 4, **request})
             made.prompt.text = prompt
             answer: broker_service_pb2.GenerateResponse = stub.Generate(
-                broker_service_pb2.GenerateRequest(request=made), timeout=20, metadata=authorization(name)
+                broker_service_pb2.GenerateRequest(request=made), timeout=PATIENCE_S, metadata=authorization(name)
             )
             return answer
 
@@ -131,7 +130,7 @@ class SecuredSuite:
     def _start(self, role: str, **settings: Any) -> ServiceProcess:
         identity = self.authority.issue(role)
         process = ServiceProcess(
-            f"services.{role}", {**identity.settings(), **self._more, **settings}, start_within_s=START_WITHIN_S
+            f"services.{role}", {**identity.settings(), **self._more, **settings}, start_within_s=2 * PATIENCE_S
         )
         self._stack.callback(process.kill)
         return process

@@ -31,7 +31,7 @@ from services.common.errors import FabricError, from_status
 from tests.security.secured import KEYS, SecuredSuite, authorization, key
 from tests.support import suite as commands
 from tests.support.processes import environment, run_to_end
-from tests.support.waiting import block_until
+from tests.support.waiting import PATIENCE_S, block_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ def lets_in(suite: SecuredSuite, token: str) -> bool:
         stub: Any = broker_service_pb2_grpc.BrokerServiceStub(channel)
         carried = (("authorization", f"Bearer {token}"),)
         try:
-            stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=5, metadata=carried)
+            stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=PATIENCE_S, metadata=carried)
         except grpc.RpcError:
             return False
     return True
@@ -70,7 +70,7 @@ def metrics(suite: SecuredSuite, address: str) -> str:
     context = ssl.create_default_context(cafile=str(suite.authority.path))
     context.load_cert_chain(files.certificate, files.key)
     address = address.replace("127.0.0.1", "localhost")
-    with urllib.request.urlopen(f"https://{address}/metrics", timeout=5, context=context) as answer:
+    with urllib.request.urlopen(f"https://{address}/metrics", timeout=PATIENCE_S, context=context) as answer:
         return str(answer.read().decode())
 
 
@@ -91,12 +91,12 @@ def test_nobody_gets_in_without_a_token_or_in_the_clear(suite: SecuredSuite) -> 
             ((("authorization", "Bearer guessed"),), reasons.TOKEN_INVALID),
         ):
             with pytest.raises(grpc.RpcError) as caught:
-                stub.ListEngines(request, timeout=5, metadata=metadata)
+                stub.ListEngines(request, timeout=PATIENCE_S, metadata=metadata)
             assert error_of(caught.value).reason == reason
     with suite.channel(plain=True) as channel:
         stub = broker_service_pb2_grpc.BrokerServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
-            stub.ListEngines(request, timeout=5, metadata=authorization("acme"))
+            stub.ListEngines(request, timeout=PATIENCE_S, metadata=authorization("acme"))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -106,14 +106,14 @@ def test_nobodys_message_is_not_waited_for(suite: SecuredSuite, metadata: tuple[
     heard = threading.Event()
 
     def never() -> Iterator[bytes]:
-        heard.wait(20)
+        heard.wait(2 * PATIENCE_S)
         yield from ()
 
     with suite.channel() as channel:
         call: Any = channel.stream_unary("/ifabric.broker.v1.BrokerService/Generate")
         try:
             with pytest.raises(grpc.RpcError) as caught:
-                call(never(), timeout=10, metadata=metadata)
+                call(never(), timeout=PATIENCE_S, metadata=metadata)
         finally:
             heard.set()
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -124,19 +124,19 @@ def test_jobs_of_one_tenant_are_nothing_to_another(suite: SecuredSuite) -> None:
         stub: Any = job_service_pb2_grpc.JobServiceStub(channel)
         spec = job_service_pb2.JobSpec(job_id="mine")
         made = stub.CreateJob(
-            job_service_pb2.CreateJobRequest(spec=spec), timeout=10, metadata=authorization("acme")
+            job_service_pb2.CreateJobRequest(spec=spec), timeout=PATIENCE_S, metadata=authorization("acme")
         ).job
         assert made.spec.tenant == "acme"
         get = job_service_pb2.GetJobRequest(job_id="mine")
-        assert stub.GetJob(get, timeout=10, metadata=authorization("reader")).job.spec.tenant == "acme"
+        assert stub.GetJob(get, timeout=PATIENCE_S, metadata=authorization("reader")).job.spec.tenant == "acme"
         with pytest.raises(grpc.RpcError) as caught:
-            stub.GetJob(get, timeout=10, metadata=authorization("other"))
+            stub.GetJob(get, timeout=PATIENCE_S, metadata=authorization("other"))
         assert error_of(caught.value).reason == reasons.JOB_UNKNOWN
         get.tenant = "acme"
         with pytest.raises(grpc.RpcError) as caught:
-            stub.GetJob(get, timeout=10, metadata=authorization("other"))
+            stub.GetJob(get, timeout=PATIENCE_S, metadata=authorization("other"))
         assert error_of(caught.value).reason == reasons.TENANT_DIFFERS
-        assert stub.GetJob(get, timeout=10, metadata=authorization("person")).job.spec.job_id == "mine"
+        assert stub.GetJob(get, timeout=PATIENCE_S, metadata=authorization("person")).job.spec.job_id == "mine"
 
 
 def test_what_the_broker_writes_is_read_by_its_own_user_only(suite: SecuredSuite) -> None:
@@ -162,7 +162,7 @@ def test_every_method_of_the_broker_but_health_asks_for_a_token_and_a_scope(suit
         call = getattr(channel, kind)(path)
 
         def ask() -> None:
-            answer = call(iter([b""]) if many else b"", timeout=10, metadata=metadata)
+            answer = call(iter([b""]) if many else b"", timeout=PATIENCE_S, metadata=metadata)
             list(answer if answers else ())
 
         with pytest.raises(grpc.RpcError) as caught:
@@ -205,7 +205,7 @@ def test_a_command_never_sends_a_token_in_the_clear_to_another_machine() -> None
         env=environment({"IFAB_CLI_TOKEN": "CANARY"}),
         text=True,
         capture_output=True,
-        timeout=30,
+        timeout=2 * PATIENCE_S,
         check=False,
     )
     assert sent.returncode == 1
@@ -226,7 +226,7 @@ def test_a_key_that_the_command_makes_lets_its_bearer_in(suite: SecuredSuite) ->
 def test_a_stream_ends_when_its_key_is_withdrawn_and_others_go_on(suite: SecuredSuite) -> None:
     path = suite.folder / "access.toml"
     before = path.read_text()
-    going = threading.Semaphore(0)
+    going = {name: threading.Semaphore(0) for name in ("acme", "other")}
 
     def messages(name: str) -> Iterator[broker_service_pb2.ExchangeRequest]:
         for number in itertools.count():
@@ -236,24 +236,26 @@ def test_a_stream_ends_when_its_key_is_withdrawn_and_others_go_on(suite: Secured
             if not number:
                 message.open.SetInParent()
             yield message
-            going.acquire()
+            going[name].acquire()
 
     with suite.channel() as channel:
         stub: Any = broker_service_pb2_grpc.BrokerServiceStub(channel)
         ours, others = (
-            stub.Exchange(messages(name), timeout=40, metadata=authorization(name)) for name in ("acme", "other")
+            stub.Exchange(messages(name), timeout=3 * PATIENCE_S, metadata=authorization(name)) for name in going
         )
         assert next(ours).outcomes
         assert next(others).outcomes
         path.write_text(re.sub(r'\[\[keys\]\]\nid = "acme"\n(?:.+\n)+', "", before))
         block_until(lambda: not lets_in(suite, key("acme")), what="the key is withdrawn")
-        going.release(2)
+        for each in going.values():
+            each.release()
         with pytest.raises(grpc.RpcError) as caught:
             next(answer for answer in ours if answer.outcomes)
         assert error_of(caught.value).reason == reasons.TOKEN_INVALID
         assert next(answer for answer in others if answer.outcomes)
         others.cancel()
-        going.release(4)
+        for each in going.values():
+            each.release(2)
     path.write_text(before)
     block_until(lambda: lets_in(suite, key("acme")), what="the key is known again")
 
@@ -264,7 +266,7 @@ def test_reflection_is_for_operators(suite: SecuredSuite) -> None:
             make: Any = reflection_pb2_grpc.ServerReflectionStub
             asked = make(channel).ServerReflectionInfo(
                 iter([reflection_pb2.ServerReflectionRequest(list_services="")]),
-                timeout=5,
+                timeout=PATIENCE_S,
                 metadata=authorization(name),
             )
             return [service.name for service in next(asked).list_services_response.service]
@@ -280,18 +282,18 @@ def test_health_alone_is_served_in_the_clear(suite: SecuredSuite) -> None:
         with grpc.insecure_channel(service.line["health"]) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             for name in ("", "liveness"):
-                answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+                answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE_S)
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
             other: Any = broker_service_pb2_grpc.BrokerServiceStub(channel)
             with pytest.raises(grpc.RpcError) as caught:
-                other.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=5)
+                other.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=PATIENCE_S)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
             with pytest.raises(grpc.RpcError) as caught:
-                stub.Check(health_pb2.HealthCheckRequest(service="x" * 5000), timeout=5)
+                stub.Check(health_pb2.HealthCheckRequest(service="x" * 5000), timeout=PATIENCE_S)
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     with grpc.insecure_channel(suite.worker.line["health"]) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        answer = stub.Check(health_pb2.HealthCheckRequest(service="engine/simulated-test"), timeout=5)
+        answer = stub.Check(health_pb2.HealthCheckRequest(service="engine/simulated-test"), timeout=PATIENCE_S)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -301,11 +303,13 @@ def test_metrics_want_a_certificate(suite: SecuredSuite) -> None:
         (left,) = re.findall(r"^ifabric_tls_certificate_remaining_duration_seconds (\S+)$", text, re.MULTILINE)
         assert 0 < float(left) <= 86_400
         with pytest.raises(OSError):  # noqa: PT011 -- whichever end notices first
-            urllib.request.urlopen(f"http://{service.metrics}/metrics", timeout=5)
+            urllib.request.urlopen(f"http://{service.metrics}/metrics", timeout=PATIENCE_S)
         stranger = ssl.create_default_context(cafile=str(suite.authority.path))
         with pytest.raises(OSError):  # noqa: PT011 -- whichever end notices first
             urllib.request.urlopen(
-                f"https://{service.metrics.replace('127.0.0.1', 'localhost')}/metrics", timeout=5, context=stranger
+                f"https://{service.metrics.replace('127.0.0.1', 'localhost')}/metrics",
+                timeout=PATIENCE_S,
+                context=stranger,
             ).read()
 
 
@@ -319,12 +323,19 @@ def test_certificates_change_under_a_suite_that_runs_on(suite: SecuredSuite) -> 
             for service in suite.services
         )
 
-    block_until(taken, within_s=15.0, what="each service has taken its new certificate")
+    block_until(taken, what="each service has taken its new certificate")
     assert suite.generate("acme").result.samples
     # A worker that starts anew is met with new certificates on all sides: provisioner, broker and its own.
     suite.worker.stop()
     suite.worker = suite.start_worker()
-    block_until(lambda: suite.generate("acme").result.samples, within_s=30.0, what="the new worker serves")
+
+    def serves() -> bool:
+        try:
+            return bool(suite.generate("acme").result.samples)
+        except grpc.RpcError:  # the old one has left, and the new one has not been accepted yet
+            return False
+
+    block_until(serves, what="the new worker serves")
 
 
 @pytest.mark.parametrize(
@@ -369,7 +380,7 @@ def test_no_prompt_and_no_secret_is_in_logs_errors_or_metrics(suite: SecuredSuit
     with suite.channel() as channel:
         unknown: Any = channel.unary_unary("/ifabric.broker.v1.BrokerService/Generate")
         with pytest.raises(grpc.RpcError) as caught:
-            unknown(CANARY.encode() * 3, timeout=5, metadata=authorization("acme"))
+            unknown(CANARY.encode() * 3, timeout=PATIENCE_S, metadata=authorization("acme"))
         seen.append(str(caught.value))
     assert len(seen) >= 6
     shown = "".join(seen) + suite.written() + "".join(metrics(suite, each.metrics) for each in suite.services)

@@ -24,7 +24,7 @@ from tests.security.clock import Clock
 from tests.support.authority import Authority
 from tests.support.logged import captured_logs
 from tests.support.servers import LoopbackSettings
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -66,11 +66,11 @@ async def test_a_peer_with_a_certificate_of_ours_gets_in_and_others_do_not(tmp_p
         ):
             async with grpc.aio.secure_channel(server.address, credentials, options=name) as bad:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await call(bad, "UnaryUnary", b"ok", timeout=5)
+                    await call(bad, "UnaryUnary", b"ok", timeout=PATIENCE_S)
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         async with channel(server.address) as clear:
             with pytest.raises(grpc.aio.AioRpcError):
-                await call(clear, "UnaryUnary", b"ok", timeout=5)
+                await call(clear, "UnaryUnary", b"ok", timeout=PATIENCE_S)
 
 
 async def test_a_client_refuses_a_server_of_another_role_or_authority(tmp_path: Path) -> None:
@@ -81,11 +81,11 @@ async def test_a_client_refuses_a_server_of_another_role_or_authority(tmp_path: 
         mine = Credentials(ours.issue("operator").files)
         async with Dialer(mine).channel(server.address, role="provisioner") as wrong_role:
             with pytest.raises(grpc.aio.AioRpcError):
-                await call(wrong_role, "UnaryUnary", b"ok", timeout=5)
+                await call(wrong_role, "UnaryUnary", b"ok", timeout=PATIENCE_S)
         theirs = Credentials(Authority(other, "strangers").issue("operator").files)
         async with Dialer(theirs).channel(server.address, role="worker") as wrong_authority:
             with pytest.raises(grpc.aio.AioRpcError):
-                await call(wrong_authority, "UnaryUnary", b"ok", timeout=5)
+                await call(wrong_authority, "UnaryUnary", b"ok", timeout=PATIENCE_S)
 
 
 async def test_a_role_opens_its_methods_and_no_others(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ async def test_new_files_come_into_force_with_the_next_connection_and_break_no_c
     operator = Credentials(ours.issue("operator").files, clock=clock)
     before = worker.current()
     async with tls_server(worker, behaviour) as server, Dialer(operator).channel(server.address, role="worker") as made:
-        running = asyncio.create_task(call(made, "StreamStream", b"wait", timeout=30))
+        running = asyncio.create_task(call(made, "StreamStream", b"wait", timeout=2 * PATIENCE_S))
         await behaviour.waiting.wait()
         fresh = Authority(tmp_path, "successor")  # everything changes: the authority, too
         fresh.issue("worker")
@@ -119,7 +119,7 @@ async def test_new_files_come_into_force_with_the_next_connection_and_break_no_c
         name = (("grpc.ssl_target_name_override", "worker.ifabric"),)
         async with grpc.aio.secure_channel(server.address, old, options=name) as late:
             with pytest.raises(grpc.aio.AioRpcError):
-                await call(late, "UnaryUnary", b"ok", timeout=5)
+                await call(late, "UnaryUnary", b"ok", timeout=PATIENCE_S)
         behaviour.release.set()
         assert await running == [b"wait"]
         retired = next(iter(made._retired))  # type: ignore[attr-defined]
@@ -180,7 +180,7 @@ def test_metrics_are_served_whatever_is_written_beside_the_certificates(tmp_path
     context = ssl.create_default_context(cafile=str(ours.path))
     context.load_cert_chain(files.certificate, files.key)
     url = f"https://{address.replace('127.0.0.1', 'localhost')}/metrics"
-    with urllib.request.urlopen(url, timeout=5, context=context) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S, context=context) as answer:
         assert b"ifabric_process_info" in answer.read()
     telemetry.close()
 
@@ -219,7 +219,7 @@ async def test_health_asks_for_no_role(tmp_path: Path) -> None:
         stranger = Dialer(Credentials(ours.issue("stranger").files)).channel(server.address, role="worker")
         async with stranger as made:
             stub: Any = health_pb2_grpc.HealthStub(made)
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=5)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=PATIENCE_S)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 

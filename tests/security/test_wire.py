@@ -10,7 +10,6 @@ import random
 import resource
 import socket
 import struct
-import time
 import urllib.request
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from hypothesis import strategies as st
 
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc, job_service_pb2
 from tests.jobs.running import Fabric
-from tests.support.waiting import block_until
+from tests.support.waiting import PATIENCE_S, block_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +40,7 @@ def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fabric]:
         for service in (*made.workers, *made.brokers):
             service.settings["health_listen"] = "127.0.0.1:0"
         made.start()
-        block_until(lambda: served(made), within_s=30, what="the first answer")
+        block_until(lambda: served(made), what="the first answer")
         yield made
 
 
@@ -71,7 +70,7 @@ def doors(fabric: Fabric) -> list[str]:
 def scraped(address: str) -> bool:
     """Whether Prometheus gets what it asks for."""
     try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=9) as answer:
             return b"ifabric_process_info" in answer.read()
     except OSError:
         return False
@@ -79,7 +78,7 @@ def scraped(address: str) -> bool:
 
 def connected(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes, *, length: int | None = None) -> bytes:
@@ -143,7 +142,7 @@ def test_bytes_that_are_no_message_are_refused_by_name(fabric: Fabric, method: s
     with grpc.insecure_channel(fabric.brokers[0].address) as channel:
         call: Any = channel.unary_unary(method)
         try:
-            call(data, timeout=10)
+            call(data, timeout=PATIENCE_S)
         except grpc.RpcError as error:
             failed: Any = error
             assert failed.code() not in FAULTS, failed.details()
@@ -156,7 +155,7 @@ def test_a_stream_of_junk_ends_itself_and_nobody_else(fabric: Fabric) -> None:
         exchange: Any = channel.stream_stream("/ifabric.broker.v1.BrokerService/Exchange")
         for _ in range(10):
             with pytest.raises(grpc.RpcError, match="are no message of this method"):
-                list(exchange(iter([opening, b"\xff" + rng.randbytes(200)]), timeout=10))
+                list(exchange(iter([opening, b"\xff" + rng.randbytes(200)]), timeout=PATIENCE_S))
     assert served(fabric)
 
 
@@ -245,9 +244,7 @@ def test_ten_thousand_half_open_connections_keep_nobody_waiting(fabric: Fabric) 
                     assert served(fabric, within_s=20)
             # Not all are held at a time: the first are closed while the last are made.
             assert served(fabric, within_s=20)
-        began = time.monotonic()
-        block_until(lambda: server.num_fds() <= before + 50, within_s=40, what="every descriptor has come back")
-        assert time.monotonic() - began < 40
+        block_until(lambda: server.num_fds() <= before + 50, what="every descriptor has come back")
         assert served(fabric)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
