@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <chrono>
+#include <ctime>
 #include <random>
 
 #include "llama_support/driver.h"
@@ -95,7 +95,7 @@ TEST(Regex, ClassesAreThoseOfEcma262) {
 // ---- Bounds
 
 TEST(Guides, AreReadInBoundedTimeHoweverTheyAreMadeUp) {
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();  // of this process: the machine may have much else to do
   std::string deep;
   for (int i = 0; i < 100'000; ++i) deep += '(';
   expect_refused(kRegex, deep, IFAB_INVALID_ARGUMENT, "deeply");
@@ -110,7 +110,7 @@ TEST(Guides, AreReadInBoundedTimeHoweverTheyAreMadeUp) {
   EXPECT_TRUE(compiler.compile(kGrammar, chain + "r10000 ::= \"a\"", compiled).ok());
   const std::string schema_deep(100'000, '[');
   expect_refused(kSchema, schema_deep, IFAB_INVALID_ARGUMENT, "guide");
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+  EXPECT_LT(std::clock() - start, 20 * CLOCKS_PER_SEC);
 }
 
 TEST(Guides, AnAmbiguousGrammarEndsInAnErrorAndNotInAllMemory) {

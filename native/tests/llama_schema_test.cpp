@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // JSON schemas as guides: each keyword, what is refused by name, and the bound on reading them.
-#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <string>
 #include <utility>
 
@@ -268,7 +268,7 @@ TEST(JsonSchema, WholeNumbersAreIntegersHoweverTheyAreWritten) {
 }
 
 TEST(JsonSchema, SchemasAreToldApartInBoundedTime) {
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();  // of this process: the machine may have much else to do
   std::string branches;
   for (int i = 0; i < 8000; ++i) {
     branches += (i == 0 ? R"({"enum": [)" : i % 200 == 0 ? R"(]}, {"enum": [)" : ", ") + std::to_string(i);
@@ -288,7 +288,7 @@ TEST(JsonSchema, SchemasAreToldApartInBoundedTime) {
   std::string pattern;
   while (pattern.size() < 1'000'000) pattern += "a{9999}";
   expect_refused(kRegex, pattern, IFAB_INVALID_ARGUMENT, "large");
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  EXPECT_LT(std::clock() - start, 10 * CLOCKS_PER_SEC);
 }
 
 }  // namespace
