@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,17 +14,20 @@ from ifabric.broker.v1 import broker_service_pb2_grpc
 from services.broker.frontdoor.exchange import ExchangeLimits
 from services.broker.frontdoor.servicer import FULL_NAME, BrokerServicer, FrontDoorLimits
 from services.broker.frontdoor.tokenization import CodecStore
-from services.common import logs
 from services.common.rpc import Server, channel
 from services.common.telemetry import Telemetry
 from tests.broker_front.fakes import EchoCore, ShelfCatalog
 from tests.broker_front.made import byte_level, contract
+from tests.support.logged import captured_logs
 from tests.support.servers import LoopbackSettings
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     import grpc
+
+    from tests.support.logged import LogLines
 
 
 @dataclass(slots=True)
@@ -46,10 +47,10 @@ class House:
 @asynccontextmanager
 async def house(
     *,
-    live_timeout_s: float = 30,
+    live_timeout_s: float = 3 * PATIENCE_S,
     prompt_tokens: int = 1_000_000,
     result_bytes: int = 1_000_000,
-    room_patience_s: float = 10,
+    room_patience_s: float = PATIENCE_S,
     message_bytes: int = 16 * 1024 * 1024,
     streams_max: int = 100,
     grace_s: float = 2,
@@ -58,7 +59,7 @@ async def house(
     core, catalog, telemetry = EchoCore(), ShelfCatalog(), Telemetry("broker")
     digest = catalog.put(contract(), byte_level())
     executor = ThreadPoolExecutor(1)
-    codecs = CodecStore(catalog, executor, capacity=4, fetch_timeout_s=5)
+    codecs = CodecStore(catalog, executor, capacity=4, fetch_timeout_s=PATIENCE_S)
     limits = FrontDoorLimits(
         live_timeout_s=live_timeout_s,
         exchange=ExchangeLimits(
@@ -102,23 +103,8 @@ async def house(
         telemetry.close()
 
 
-class LogLines:
-    """What was logged, as objects."""
-
-    def __init__(self, stream: BytesIO) -> None:
-        self._stream = stream
-
-    def text(self) -> str:
-        return self._stream.getvalue().decode()
-
-    def of(self, event: str) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in self.text().splitlines()]
-        return [line for line in lines if line.get("event") == event]
-
-
 @pytest.fixture
 def log_lines() -> Iterator[LogLines]:
-    stream = BytesIO()
-    logs.configure("broker", stream=stream)
-    yield LogLines(stream)
-    logs.configure("broker")
+    """What is logged meanwhile."""
+    with captured_logs("broker") as lines:
+        yield lines

@@ -16,12 +16,14 @@ from services.broker.work import Lane
 from services.common import reasons
 from services.common.errors import FabricError, UnavailableError, from_status
 from services.common.rpc import call_error
-from tests.broker_front.conftest import House, LogLines, house
+from tests.broker_front.conftest import House, house
 from tests.broker_front.made import byte_level, ids_of, mining_contract, request
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tests.support.logged import LogLines
 
 Message = broker_service_pb2.ExchangeRequest
 Open = broker_service_pb2.ExchangeOpen
@@ -48,11 +50,11 @@ class Client:
         if self._open is not None:
             message.open.CopyFrom(self._open)
             self._open = None
-        await asyncio.wait_for(self.call.write(message), 10)
+        await asyncio.wait_for(self.call.write(message), PATIENCE_S)
 
     async def read(self) -> bool:
         """Reads one message; returns whether there was one."""
-        reply = await asyncio.wait_for(self.call.read(), 10)
+        reply = await asyncio.wait_for(self.call.read(), PATIENCE_S)
         if not isinstance(reply, broker_service_pb2.ExchangeResponse):
             return False
         self.sizes.append(len(reply.outcomes))
@@ -114,9 +116,9 @@ async def test_every_row_ends_once_and_the_report_adds_up(log_lines: LogLines) -
         assert report.prompt_tokens_logical == 3600
         assert report.generated_tokens == 9600
         assert max(client.sizes) > 16, "results travel in batches"
-        (line,) = log_lines.of("job.ended")
+        (line,) = log_lines.all("job.ended")
         assert (line["job_id"], line["requests"], line["complete"]) == ("sorting", 1200, True)
-        assert not log_lines.of("row.failed")
+        assert not log_lines.all("row.failed")
         (job,) = home.core.ended_jobs
         assert job.startswith("sorting/")
 
@@ -133,7 +135,7 @@ async def test_a_bad_row_is_an_item_and_harms_no_neighbour(log_lines: LogLines) 
         assert client.failed["empty"].violations[0].field == "prompt.tokens.ids"
         assert len(client.failed["negative"].violations) == 2
         assert (report.requests, report.failed) == (17, 2)
-        lines = log_lines.of("row.failed")
+        lines = log_lines.all("row.failed")
         assert [(line["job_id"], line["request_id"], line["code"]) for line in lines] == [
             ("mixed", "empty", "INVALID_ARGUMENT"),
             ("mixed", "negative", "INVALID_ARGUMENT"),
@@ -235,10 +237,10 @@ async def test_a_client_that_goes_away_cancels_what_is_left(log_lines: LogLines)
         await client.send(rows(8))
         await wait_until(lambda: len(home.core.works) == 8)
         client.call.cancel()
-        await wait_until(lambda: not home.core.works, within_s=2)
+        await wait_until(lambda: not home.core.works)
         assert len(home.core.cancelled) == 8
         await wait_until(lambda: home.core.ended_jobs)
-        (line,) = log_lines.of("job.ended")
+        (line,) = log_lines.all("job.ended")
         assert (line["job_id"], line["complete"]) == ("left", False)
 
 
@@ -250,7 +252,7 @@ async def test_a_client_that_vanishes_while_it_is_not_reading() -> None:
         await client.send(rows(600, max_tokens=48, return_token_ids=True))
         await wait_until(lambda: home.core.pauses)
         await opened.close()
-        await wait_until(lambda: not home.core.works, within_s=5)
+        await wait_until(lambda: not home.core.works)
         await wait_until(lambda: home.core.ended_jobs)
 
 
@@ -274,16 +276,16 @@ async def test_a_slow_reader_stops_itself_and_nobody_else() -> None:
             await quick.send(rows(50, f"quick{part}", max_tokens=None))
             await quick.read_until(lambda part=part: len(quick.finished) == 50 * (part + 1))
             before, taken = taken, sum(key[1].startswith("slow") for key in home.core.accepted)
-            still = still + 1 if taken == before else 0
+            # One that is paused stands still; one that is not may only be slow, as everything is now and then.
+            still = still + 1 if taken == before and home.core.paused else 0
             if still == 10:
                 break
         assert still == 10, "it was read on and on"
-        assert home.core.paused
         await quick.end()
         assert taken < 1500
         reading = asyncio.create_task(slow.read_until(lambda: len(slow.finished) == 2000))
-        await asyncio.wait_for(feeding, 30)
-        await asyncio.wait_for(reading, 30)
+        await asyncio.wait_for(feeding, PATIENCE_S)
+        await asyncio.wait_for(reading, PATIENCE_S)
         await slow.end()
         assert not slow.failed
         assert not home.core.paused
@@ -446,7 +448,7 @@ async def test_a_result_that_no_message_carries_fails_alone(log_lines: LogLines)
         assert set(client.finished) == {"row-0", "row-2"}
         assert "at most 64512" in client.failed["row-1"].message
         assert report.failed == 1
-        assert [line["request_id"] for line in log_lines.of("row.failed")] == ["row-1"]
+        assert [line["request_id"] for line in log_lines.all("row.failed")] == ["row-1"]
 
 
 async def test_one_stream_tells_its_rows_apart_by_id_alone() -> None:

@@ -13,7 +13,7 @@ import pytest
 from ifabric.broker.v1 import broker_service_pb2
 from tests.broker_front.conftest import House, house
 from tests.broker_front.made import byte_level, ids_of, request
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 Message = broker_service_pb2.ExchangeRequest
 WORDS = ["fox", "dog", "Grüße", "聪明", "👩‍🚀", "the lazy", "int i"]
@@ -57,7 +57,7 @@ async def client(home: House, draw: random.Random, tenant: str, *, leaves: bool)
     writing = asyncio.create_task(write())
     messages = 0
     while True:
-        reply = await asyncio.wait_for(call.read(), 30)
+        reply = await asyncio.wait_for(call.read(), PATIENCE_S)
         if not isinstance(reply, broker_service_pb2.ExchangeResponse):
             break
         assert report is None, "something after the report"

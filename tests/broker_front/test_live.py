@@ -18,12 +18,14 @@ from services.broker.frontdoor.servicer import BrokerServicer
 from services.common import reasons
 from services.common.errors import FabricError, UnavailableError
 from services.common.rpc import call_error
-from tests.broker_front.conftest import LogLines, house
+from tests.broker_front.conftest import house
 from tests.broker_front.made import byte_level, ids_of, mining_contract, request
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable
+
+    from tests.support.logged import LogLines
 
 Generate = broker_service_pb2.GenerateRequest
 Stream = broker_service_pb2.GenerateStreamRequest
@@ -79,11 +81,11 @@ async def test_an_answer_whole() -> None:
 
 async def test_ids_and_log_probabilities_only_where_asked_for() -> None:
     async with house() as home:
-        reply = await home.stub.Generate(Generate(request=request()), timeout=10)
+        reply = await home.stub.Generate(Generate(request=request()), timeout=PATIENCE_S)
         assert not reply.result.samples[0].token_ids
         assert not reply.result.samples[0].logprobs
         assert not reply.result.prompt_logprobs
-        scored = await home.stub.Generate(Generate(request=request(prompt_logprobs=True)), timeout=10)
+        scored = await home.stub.Generate(Generate(request=request(prompt_logprobs=True)), timeout=PATIENCE_S)
         assert list(scored.result.prompt_logprobs) == [-1.0] * 3
 
 
@@ -93,7 +95,7 @@ async def test_a_request_written_as_json() -> None:
         wire = json_format.ParseDict(
             {"request": {"prompt": {"text": "The fox"}, "maxTokens": 6, "sampling": {"temperature": 0.7}}}, Generate()
         )
-        reply = await home.stub.Generate(wire, timeout=10)
+        reply = await home.stub.Generate(wire, timeout=PATIENCE_S)
         assert reply.result.request_id
         assert json_format.MessageToDict(reply)["result"]["samples"][0]["finishReason"] == "FINISH_REASON_LENGTH"
 
@@ -129,13 +131,13 @@ async def test_a_stop_string_ends_the_request_on_the_engine(stream: bool) -> Non
         home.core.tokens_a_step = 2
         made = request([5], max_tokens=48, stop=["nothing", "fox. T"], return_token_ids=True)
         if stream:
-            got = await events(home.stub.GenerateStream(Stream(request=made), timeout=10))
+            got = await events(home.stub.GenerateStream(Stream(request=made), timeout=PATIENCE_S))
             text = "".join(event.delta.text for event in got[1:-1]) + got[-1].finished.samples[0].text
             tokens = [t for event in got[1:-1] for t in event.delta.token_ids]
             tokens += got[-1].finished.samples[0].token_ids
             sample = got[-1].finished.samples[0]
         else:
-            reply = await home.stub.Generate(Generate(request=made), timeout=10)
+            reply = await home.stub.Generate(Generate(request=made), timeout=PATIENCE_S)
             (sample,) = reply.result.samples
             text, tokens = sample.text, list(sample.token_ids)
         assert text == "The quick "
@@ -151,7 +153,7 @@ async def test_stop_tokens_are_no_text() -> None:
     async with house() as home:
         home.core.generate = says("ab cd")
         stop = ids("ab cd")[-1]
-        reply = await home.stub.Generate(Generate(request=request(stop_token_ids=[stop])), timeout=10)
+        reply = await home.stub.Generate(Generate(request=request(stop_token_ids=[stop])), timeout=PATIENCE_S)
         (sample,) = reply.result.samples
         assert "ab cd".startswith(sample.text)
         assert sample.text != "ab cd"
@@ -162,7 +164,9 @@ async def test_samples_end_each_in_their_own_way() -> None:
     texts = ["one fox END and more of it", "two foxes and no end"]
     async with house() as home:
         home.core.generate = lambda _prompt, sample, _count: np.array(ids(texts[sample]), np.int32)
-        reply = await home.stub.Generate(Generate(request=request(samples=2, max_tokens=48, stop=["END"])), timeout=10)
+        reply = await home.stub.Generate(
+            Generate(request=request(samples=2, max_tokens=48, stop=["END"])), timeout=PATIENCE_S
+        )
         first, second = reply.result.samples
         assert (first.text, first.finish_reason, first.stop) == ("one fox ", STOP, "END")
         assert (second.text, second.finish_reason, second.stop) == (texts[1], LENGTH, "")
@@ -173,10 +177,10 @@ async def test_an_engine_that_generates_nothing_answers_with_its_payload() -> No
     async with house() as home:
         home.catalog.put(mining_contract(), byte_level())
         home.core.payload = lambda prompt: generation_pb2.Payload(data=bytes(32), position=len(prompt) - 1)
-        reply = await home.stub.Generate(Generate(request=request(max_tokens=None)), timeout=10)
+        reply = await home.stub.Generate(Generate(request=request(max_tokens=None)), timeout=PATIENCE_S)
         assert not reply.result.samples
         assert reply.result.payload.data == bytes(32)
-        got = await events(home.stub.GenerateStream(Stream(request=request(max_tokens=None)), timeout=10))
+        got = await events(home.stub.GenerateStream(Stream(request=request(max_tokens=None)), timeout=PATIENCE_S))
         assert [event.WhichOneof("event") for event in got] == ["started", "finished"]
 
 
@@ -184,8 +188,8 @@ async def test_refusals_are_statuses_with_details() -> None:
     async with house() as home:
         bad = request([5, -1], max_tokens=0)
         for call in (
-            home.stub.Generate(Generate(request=bad), timeout=10),
-            events(home.stub.GenerateStream(Stream(request=bad), timeout=10)),
+            home.stub.Generate(Generate(request=bad), timeout=PATIENCE_S),
+            events(home.stub.GenerateStream(Stream(request=bad), timeout=PATIENCE_S)),
         ):
             error = await refusal(call)
             assert error.reason == reasons.INVALID_FIELDS
@@ -196,20 +200,20 @@ async def test_refusals_are_statuses_with_details() -> None:
 async def test_an_id_in_flight_is_refused_and_runs_anew_afterwards() -> None:
     async with house() as home:
         home.core.steps.close()
-        first = asyncio.ensure_future(home.stub.Generate(Generate(request=request()), timeout=10))
+        first = asyncio.ensure_future(home.stub.Generate(Generate(request=request()), timeout=PATIENCE_S))
         await wait_until(lambda: home.core.works)
-        error = await refusal(home.stub.Generate(Generate(request=request()), timeout=10))
+        error = await refusal(home.stub.Generate(Generate(request=request()), timeout=PATIENCE_S))
         assert error.reason == reasons.ID_IN_FLIGHT
         home.core.steps.admit()
         assert (await first).result.samples
-        assert (await home.stub.Generate(Generate(request=request()), timeout=10)).result.samples
+        assert (await home.stub.Generate(Generate(request=request()), timeout=PATIENCE_S)).result.samples
 
 
 async def test_tenants_have_ids_of_their_own() -> None:
     async with house() as home:
         home.core.steps.close()
         calls = [
-            asyncio.ensure_future(home.stub.Generate(Generate(request=request(tenant=tenant)), timeout=10))
+            asyncio.ensure_future(home.stub.Generate(Generate(request=request(tenant=tenant)), timeout=PATIENCE_S))
             for tenant in ("a", "b")
         ]
         await wait_until(lambda: len(home.core.works) == 2)
@@ -226,13 +230,13 @@ async def test_a_client_that_goes_away_ends_its_request_at_once() -> None:
     async with house() as home:
         home.core.steps.close()
         calls: list[grpc.aio.Call] = [
-            home.stub.Generate(Generate(request=request(request_id="gone-0")), timeout=60),
-            home.stub.GenerateStream(Stream(request=request(request_id="gone-1")), timeout=60),
+            home.stub.Generate(Generate(request=request(request_id="gone-0")), timeout=2 * PATIENCE_S),
+            home.stub.GenerateStream(Stream(request=request(request_id="gone-1")), timeout=2 * PATIENCE_S),
         ]
         await wait_until(lambda: len(home.core.works) == 2)
         for call in calls:
             call.cancel()
-        await wait_until(lambda: not home.core.works, within_s=2)
+        await wait_until(lambda: not home.core.works)
         assert sorted(home.core.cancelled) == [("", "gone-0"), ("", "gone-1")]
 
 
@@ -241,11 +245,11 @@ async def test_a_client_that_leaves_in_the_middle_of_a_stream() -> None:
         home.core.tokens_a_step = 1
         home.core.steps.close()
         home.core.steps.admit(1)
-        call = home.stub.GenerateStream(Stream(request=request(max_tokens=48)), timeout=60)
+        call = home.stub.GenerateStream(Stream(request=request(max_tokens=48)), timeout=2 * PATIENCE_S)
         await call.read()
         assert (await next_event(call)).delta.text
         call.cancel()
-        await wait_until(lambda: not home.core.works, within_s=2)
+        await wait_until(lambda: not home.core.works)
         assert home.core.cancelled == [("", "r1")]
 
 
@@ -255,7 +259,7 @@ async def test_the_clients_deadline_ends_the_request() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await home.stub.Generate(Generate(request=request()), timeout=0.2)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await wait_until(lambda: not home.core.works, within_s=2)
+        await wait_until(lambda: not home.core.works)
 
 
 async def test_a_call_without_deadline_has_ours() -> None:
@@ -268,7 +272,7 @@ async def test_a_call_without_deadline_has_ours() -> None:
             error = await refusal(call)
             assert error.reason == reasons.DEADLINE
             assert "0.1 s" in error.message
-        await wait_until(lambda: not home.core.works, within_s=2)
+        await wait_until(lambda: not home.core.works)
 
 
 async def test_a_lost_worker_ends_a_stream_that_was_read() -> None:
@@ -277,7 +281,7 @@ async def test_a_lost_worker_ends_a_stream_that_was_read() -> None:
         home.core.tokens_a_step = 1
         home.core.steps.close()
         home.core.steps.admit(1)
-        call = home.stub.GenerateStream(Stream(request=request(max_tokens=48)), timeout=10)
+        call = home.stub.GenerateStream(Stream(request=request(max_tokens=48)), timeout=PATIENCE_S)
         await call.read()
         assert (await next_event(call)).delta.text
         lost = UnavailableError("the worker is lost", reason=reasons.WORKER_LOST, retry_after_s=1)
@@ -293,7 +297,7 @@ async def test_a_lost_worker_is_not_noticed_where_nothing_was_read() -> None:
         home.core.steps.close()
         home.core.steps.admit(2)
         call = asyncio.ensure_future(
-            home.stub.Generate(Generate(request=request(max_tokens=48, stop=["The end"])), timeout=10)
+            home.stub.Generate(Generate(request=request(max_tokens=48, stop=["The end"])), timeout=PATIENCE_S)
         )
         await wait_until(lambda: home.core.works and home.core.steps.waiting)
         assert home.core.lose_attempt(("", "r1"), UnavailableError("lost"))
@@ -305,7 +309,7 @@ async def test_a_lost_worker_is_not_noticed_where_nothing_was_read() -> None:
 async def test_no_room_is_told_with_a_delay() -> None:
     async with house() as home:
         home.core.waiting_max = 0
-        error = await refusal(home.stub.Generate(Generate(request=request()), timeout=10))
+        error = await refusal(home.stub.Generate(Generate(request=request()), timeout=PATIENCE_S))
         assert error.reason == reasons.BOUND_REACHED
         assert error.retry_after_s == pytest.approx(0.01)
 
@@ -313,10 +317,10 @@ async def test_no_room_is_told_with_a_delay() -> None:
 async def test_a_draining_broker_takes_nothing_new_and_finishes_what_it_has() -> None:
     async with house() as home:
         home.core.steps.close()
-        running = asyncio.ensure_future(home.stub.Generate(Generate(request=request()), timeout=10))
+        running = asyncio.ensure_future(home.stub.Generate(Generate(request=request()), timeout=PATIENCE_S))
         await wait_until(lambda: home.core.works)
         await home.servicer.drain()
-        error = await refusal(home.stub.Generate(Generate(request=request(request_id="r2")), timeout=10))
+        error = await refusal(home.stub.Generate(Generate(request=request(request_id="r2")), timeout=PATIENCE_S))
         assert error.reason == reasons.DRAINING
         home.core.steps.admit()
         assert (await running).result.samples[0].finish_reason == LENGTH
@@ -326,7 +330,7 @@ async def test_engines_are_listed_with_their_contracts() -> None:
     async with house() as home:
         home.catalog.put(mining_contract(), byte_level(), nodes=("node-2", "node-3"))
         home.catalog.put(mining_contract(engine_id="gone"), byte_level(), nodes=())
-        listed = await home.stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=10)
+        listed = await home.stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=PATIENCE_S)
         assert [(engine.contract.engine_id, list(engine.node_ids)) for engine in listed.engines] == [
             ("miner", ["node-2", "node-3"]),
             ("small", ["node-1"]),
@@ -342,26 +346,28 @@ def test_every_rpc_of_the_proto_is_served() -> None:
 async def test_one_line_a_live_request_and_no_prompt_text(log_lines: LogLines) -> None:
     async with house() as home:
         home.core.generate = says("answer words")
-        await home.stub.Generate(Generate(request=request("secret words", request_id="good")), timeout=10)
+        await home.stub.Generate(Generate(request=request("secret words", request_id="good")), timeout=PATIENCE_S)
         await home.stub.Generate(
             Generate(request=request("secret words", request_id="stopped", stop=["ans"])), timeout=10
         )
         await refusal(
-            home.stub.Generate(Generate(request=request("secret words", request_id="bad", max_tokens=0)), timeout=10)
+            home.stub.Generate(
+                Generate(request=request("secret words", request_id="bad", max_tokens=0)), timeout=PATIENCE_S
+            )
         )
         home.core.steps.close()
-        call = home.stub.GenerateStream(Stream(request=request("secret words", request_id="left")), timeout=10)
+        call = home.stub.GenerateStream(Stream(request=request("secret words", request_id="left")), timeout=PATIENCE_S)
         await wait_until(lambda: home.core.works)
         call.cancel()
-        await wait_until(lambda: len(log_lines.of("request.ended")) == 3)
-        ended = {line["request_id"]: line for line in log_lines.of("request.ended")}
+        await wait_until(lambda: len(log_lines.all("request.ended")) == 3)
+        ended = {line["request_id"]: line for line in log_lines.all("request.ended")}
         assert ended["good"]["outcome"] == "finished"
         assert ended["good"]["node_id"] == "node-1"
         assert ended["good"]["generated_token_count"] == len(ids("answer words")[:8])
         assert ended["good"]["duration_ms"] > 0
         assert ended["stopped"]["outcome"] == "finished"
         assert ended["left"]["outcome"] == "gone"
-        (refused,) = log_lines.of("request.refused")
+        (refused,) = log_lines.all("request.refused")
         assert (refused["request_id"], refused["code"]) == ("bad", "INVALID_ARGUMENT")
         assert "secret" not in log_lines.text()
         assert "answer words" not in log_lines.text()
@@ -370,10 +376,12 @@ async def test_one_line_a_live_request_and_no_prompt_text(log_lines: LogLines) -
 async def test_requests_are_counted_by_how_they_ended() -> None:
     async with house() as home:
         address = home.telemetry.serve_metrics("127.0.0.1:0")
-        await home.stub.Generate(Generate(request=request()), timeout=10)
-        await events(home.stub.GenerateStream(Stream(request=request()), timeout=10))
-        await refusal(home.stub.Generate(Generate(request=request(max_tokens=0)), timeout=10))
-        page = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read())
+        await home.stub.Generate(Generate(request=request()), timeout=PATIENCE_S)
+        await events(home.stub.GenerateStream(Stream(request=request()), timeout=PATIENCE_S))
+        await refusal(home.stub.Generate(Generate(request=request(max_tokens=0)), timeout=PATIENCE_S))
+        page = await asyncio.to_thread(
+            lambda: urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_S).read()
+        )
         lines = page.decode().splitlines()
         assert 'ifabric_broker_requests_total{lane="interactive",outcome="finished"} 2.0' in lines
         assert 'ifabric_broker_requests_total{lane="interactive",outcome="failed"} 1.0' in lines

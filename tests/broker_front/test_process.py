@@ -18,7 +18,7 @@ from services.broker.frontdoor.servicer import FULL_NAME
 from services.common.errors import FabricError, UnavailableError, from_status
 from tests.broker_front.made import request
 from tests.support.processes import ServiceProcess, run_to_end
-from tests.support.waiting import block_until
+from tests.support.waiting import PATIENCE_S, block_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,13 +41,13 @@ def broker(provisioner: ServiceProcess) -> Iterator[ServiceProcess]:
 def health(address: str, service: str = "") -> Any:
     with grpc.insecure_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
-        return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5).status
+        return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S).status
 
 
 def refused(address: str, made: broker_service_pb2.GenerationRequest) -> FabricError:
     with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
         broker_service_pb2_grpc.BrokerServiceStub(channel).Generate(
-            broker_service_pb2.GenerateRequest(request=made), timeout=10
+            broker_service_pb2.GenerateRequest(request=made), timeout=PATIENCE_S
         )
     call: Any = caught.value
     status = rpc_status.from_call(call)

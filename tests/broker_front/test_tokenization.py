@@ -17,6 +17,7 @@ from services.broker.frontdoor.tokenization import INLINE_CHARACTERS, CodecStore
 from services.common.errors import FailedPreconditionError, UnavailableError
 from tests.broker_front.fakes import ShelfCatalog
 from tests.broker_front.made import byte_fallback, byte_level, contract, ids_of
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -152,7 +153,7 @@ async def test_long_texts_are_tokenized_off_the_loop_in_order(executor: ThreadPo
 
     class Patient(TextCodec):
         def encode(self, texts: Sequence[str]) -> list[TokenArray | None]:
-            assert loop_turned.wait(10), "the event loop stood still while a long text was tokenized"
+            assert loop_turned.wait(PATIENCE_S), "the event loop stood still while a long text was tokenized"
             return super().encode(texts)
 
     texts = [f"text {index} " * (INLINE_CHARACTERS // 64) for index in range(16)]
