@@ -227,8 +227,7 @@ def test_innocent_work_has_half_of_the_time_of_an_only_worker() -> None:
                 waits.append(waited)
                 break
     ward.check_ends()
-    assert max(waits) <= 5
-    assert sum(waits) <= 3 * len(waits)
+    assert max(waits) <= 3
 
 
 def test_bulk_work_that_waits_does_not_keep_a_live_suspect_waiting() -> None:

@@ -131,15 +131,15 @@ class Turn:
         self.announced = float("-inf")
         """The latest end of a turn of innocent work for which an alarm is set."""
 
-    def spent(self, apart: Apart, now: float) -> None:
-        """A cohort has left its worker, or its worker is gone."""
+    def spent(self, apart: Apart, now: float, *, lost: bool) -> None:
+        """A cohort has left its worker, or the worker is lost: then it has had a whole turn at least."""
         if apart.only:
-            self._spent_s += now - apart.since
+            self._spent_s += max(now - apart.since, _TURN_S if lost else 0.0)
             self._ended = now
 
-    def rests_until(self, now: float) -> float:
-        """When suspects may have the worker; `now` or earlier where it is their turn."""
-        until = self._ended + self._spent_s
+    def rests_until(self, now: float, up_since: float) -> float:
+        """When suspects may have the worker, which is up since then; `now` or earlier where it is their turn."""
+        until = max(self._ended, up_since) + self._spent_s
         if until <= now:
             self._spent_s = 0.0
         return until if self._spent_s >= _TURN_S else now

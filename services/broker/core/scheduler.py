@@ -102,9 +102,9 @@ class Scheduler:
 
     def remove_worker(self, worker: Worker, now: float) -> None:
         """Forgets a worker. Its attempts are the caller's to settle."""
-        self.retire_worker(worker, now)
         if self.workers.get(worker.id) is worker:
             del self.workers[worker.id]
+        self.retire_worker(worker, now)
 
     def flow(self, key: FlowKey) -> Flow:
         """Returns the flow of a key; makes it where there is none."""
@@ -219,7 +219,7 @@ class Scheduler:
                 self._end_apart(worker, apart, self._timers.now)
 
     def _end_apart(self, worker: Worker, apart: Apart, now: float) -> None:
-        self._turns_apart[worker.facts.digest].spent(apart, now)
+        self._turns_apart[worker.facts.digest].spent(apart, now, lost=worker.id not in self.workers)
         worker.apart = None
 
     def _stop_giving(self, worker: Worker, now: float) -> None:
@@ -396,7 +396,7 @@ class Scheduler:
     def _others_turn(self, worker: Worker, now: float, *, live: bool) -> bool:
         """Whether innocent work has its turn at an engine's only worker. Live suspects wait for live work alone."""
         turn = self._turns_apart[worker.facts.digest]
-        until = turn.rests_until(now)
+        until = turn.rests_until(now, worker.since)
         if until <= now or not any(
             flow.waiting and not flow.paused and worker.id in flow.owners.runs and (flow.interactive or not live)
             for flow in self.flows.values()

@@ -207,6 +207,7 @@ class Worker:
         "progressed",
         "quiet",
         "serving",
+        "since",
         "standing",
     )
 
@@ -247,6 +248,8 @@ class Worker:
         """What its engine told last; None before the first time."""
         self.counters_first: EngineCounters | None = None
         """And what it told first on this stream."""
+        self.since = now
+        """When its stream came up."""
         self.heard = now
         """When its last message came."""
         self.progress_tick = -1
