@@ -63,10 +63,13 @@ _FAILED = 'ifabric_broker_requests_total{lane="bulk",outcome="failed"}'
 _FINISHED = 'ifabric_broker_requests_total{lane="bulk",outcome="finished"}'
 _IDLE, _BUSY = (f'ifabric_worker_engine_idle_duration_seconds_total{{engine="{engine}"}}' for engine in ("e", "f"))
 _DEPTH, _OTHER = (f'ifabric_broker_queue_depth{{lane="bulk",engine="{engine}"}}' for engine in ("e", "f"))
+_UP = [f'up{{job="ifabric-{service}"}}' for service in ("broker", "provisioner", "worker")]
+_STALLED = 'ifabric_broker_jobs{state="stalled"}'
 _ACCEPTED = 'ifabric_provisioner_nodes{state="accepted"}'
 
 CASES: dict[str, Case] = {
     "IfabricServiceDown": level('up{job="ifabric-broker"}', 0, 1),
+    "IfabricServiceAbsent": ({name: "1x120" for name in _UP[::2]}, dict.fromkeys(_UP, "0x120")),
     "IfabricNodeRefused": level('ifabric_provisioner_nodes{state="refused"}', 1, 0),
     "IfabricNoNodeAccepted": level(_ACCEPTED, 0, 1),
     "IfabricLeaseExpired": jump('ifabric_provisioner_leases_ended_total{reason="expired"}'),
@@ -101,6 +104,7 @@ CASES: dict[str, Case] = {
         {"ifabric_broker_lost_attempts_total": "0+1x120"},
     ),
     "IfabricRequestQuarantined": jump("ifabric_broker_quarantined_total"),
+    "IfabricJobsStalled": level(_STALLED, 2, 0),
     "IfabricJournalSlow": slow(_COMMIT, "1"),
     "IfabricJournalFull": jump('ifabric_broker_journal_full_total{where="rows"}'),
     "IfabricJobLeaseLost": jump("ifabric_broker_job_leases_lost_total"),
@@ -115,6 +119,10 @@ CASES: dict[str, Case] = {
 
 _ROWS_FAILED, _ROWS_FINISHED = (f'ifabric_broker_job_rows_total{{outcome="{how}"}}' for how in ("failed", "finished"))
 FURTHER: tuple[tuple[str, Case], ...] = (
+    ("IfabricServiceAbsent", ({name: "1x120" for name in _UP[1:]}, dict.fromkeys(_UP, "0x120"))),
+    ("IfabricServiceAbsent", ({name: "1x120" for name in _UP[:-1]}, dict.fromkeys(_UP, "1x120"))),
+    # A broker looks again every now and then whether it can go on, and is scraped in the middle of it.
+    ("IfabricJobsStalled", ({_STALLED: "1 1 0 1 1 0 1" + " 1 0 1" * 38}, {_STALLED: "0x60 1x3 0x60"})),
     ("IfabricEngineStalled", jump('ifabric_worker_engine_stalls_total{engine="e"}')),
     ("IfabricRequestsFail", share(_ROWS_FAILED, _ROWS_FINISHED, 5)),
 )
