@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def text_of(service: Service) -> str:
     """What the metrics endpoint shows."""
     assert service.process is not None
-    with urllib.request.urlopen(f"http://{service.process.metrics}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{service.process.metrics}/metrics", timeout=30) as answer:
         return str(answer.read().decode())
 
 

@@ -28,7 +28,7 @@ def native_check() -> Callable[[Iterable[tuple[str, bytes]]], list[Any]]:
 
     def check(frames: Iterable[tuple[str, bytes]]) -> list[Any]:
         sent = b"".join(b"%s %d\n%s" % (kind.encode(), len(data), data) for kind, data in frames)
-        done = subprocess.run([tool], input=sent, capture_output=True, timeout=50, check=False)
+        done = subprocess.run([tool], input=sent, capture_output=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr.decode()
         return [_answer(json.loads(line)) for line in done.stdout.splitlines()]
 

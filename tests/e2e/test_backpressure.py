@@ -87,7 +87,7 @@ async def test_a_slow_reader_of_large_payloads_stops_itself_and_nobody_else(
         engine = worker_service_pb2_grpc.WorkerServiceStub(near)
 
         async def computed() -> int:
-            answer = await engine.Describe(worker_service_pb2.DescribeRequest(), timeout=5)
+            answer = await engine.Describe(worker_service_pb2.DescribeRequest(), timeout=30)
             return int(answer.stats.requests_finished)
 
         slow = stub.Exchange()
@@ -121,7 +121,7 @@ async def test_a_slow_reader_of_large_payloads_stops_itself_and_nobody_else(
 
 def _serves(stub: Any) -> Any:
     async def ask() -> bool:
-        answer = await stub.ListEngines(wire.ListEnginesRequest(), timeout=5)
+        answer = await stub.ListEngines(wire.ListEnginesRequest(), timeout=30)
         return any(engine.node_ids for engine in answer.engines)
 
     return ask

@@ -117,7 +117,7 @@ async def exchange(
 
     async with channel(suite.broker) as to_broker:
         stub = broker_service_pb2_grpc.BrokerServiceStub(to_broker)
-        call = stub.Exchange(messages(), timeout=50)
+        call = stub.Exchange(messages(), timeout=100)
         return [outcome async for message in call for outcome in message.outcomes]
 
 
@@ -188,7 +188,7 @@ async def test_an_id_in_flight_is_refused_and_the_first_one_lives(suite: Running
 async def test_what_is_not_served_is_refused_by_name(suite: RunningSuite) -> None:
     async with channel(suite.broker) as to_broker:
         stub = broker_service_pb2_grpc.BrokerServiceStub(to_broker)
-        listed = await stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=5)
+        listed = await stub.ListEngines(broker_service_pb2.ListEnginesRequest(), timeout=30)
     served = set(listed.engines[0].contract.capabilities.guided_decoding)
     unserved = [kind for kind in contract_pb2.GuideKind.values() if kind and kind not in served]
     for kind in unserved:

@@ -63,7 +63,7 @@ def standing(suite: RunningSuite) -> Iterator[Callable[[bool], None]]:
         def stand(still: bool) -> None:
             change: Any = operators.CordonNode if still else operators.UncordonNode
             kind = operator_service_pb2.CordonNodeRequest if still else operator_service_pb2.UncordonNodeRequest
-            change(kind(node_id=TEXTS_NODE), timeout=10)
+            change(kind(node_id=TEXTS_NODE), timeout=30)
 
         stand(True)
         try:

@@ -27,7 +27,7 @@ def answers(suite: RunningSuite) -> dict[str, str]:
     printed = {}
     for line in suite.said["grpcurl"]:
         done = subprocess.run(
-            ["bash", "-c", line["command"]], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30,
+            ["bash", "-c", line["command"]], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60,
             check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{line['command']}: {done.stderr}"

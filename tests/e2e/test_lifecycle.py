@@ -110,7 +110,7 @@ def on_a_small_disk(folder: Path, *words: str) -> subprocess.CompletedProcess[st
     script = 'mount -t tmpfs -o size=64k tmpfs "$1" && shift && exec "$@"'
     return subprocess.run(
         ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", str(folder), *IFAB, *words],
-        cwd=ROOT, env=environment(), text=True, capture_output=True, timeout=50, check=False,
+        cwd=ROOT, env=environment(), text=True, capture_output=True, timeout=2 * PATIENCE_S, check=False,
     )  # fmt: skip
 
 

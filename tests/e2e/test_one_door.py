@@ -61,7 +61,7 @@ def executor(folder: Path) -> Engines:
     convert = native.build("ifab_executor_directory", folder=STANDIN)
     made = simulated(folder / "simulated")
     for name in ("texts", "states"):
-        subprocess.run([convert, folder / "simulated" / name, folder / name], check=True, timeout=30)
+        subprocess.run([convert, folder / "simulated" / name, folder / name], check=True, timeout=60)
     return Engines(folder / "texts", folder / "states", {**made.env, "IFAB_ENGINE_LIBRARY": str(library)})
 
 
@@ -175,7 +175,7 @@ async def test_cancel_by_id_ends_a_request_with_its_reason(door: Door) -> None:
             if message.HasField("delta"):
                 break
         cancel = broker_service_pb2.CancelRequestsRequest(request_ids=["to-cancel"])
-        assert (await broker.CancelRequests(cancel, timeout=5)).cancelled_count == 1
+        assert (await broker.CancelRequests(cancel, timeout=30)).cancelled_count == 1
         last = [message async for message in call][-1]
     assert last.finished.samples[0].finish_reason == generation_pb2.FINISH_REASON_CANCELLED
 

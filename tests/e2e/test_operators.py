@@ -59,7 +59,7 @@ def back_in_service(pair: RunningSuite) -> Iterator[None]:
     yield
     with operators(pair) as stub:
         for node in ("local-1", "local-2"):
-            stub.UncordonNode(operator_service_pb2.UncordonNodeRequest(node_id=node), timeout=10)
+            stub.UncordonNode(operator_service_pb2.UncordonNodeRequest(node_id=node), timeout=30)
 
 
 def ifab(suite: RunningSuite, *words: str, status: int = 0) -> Any:
@@ -79,7 +79,7 @@ def operators(suite: RunningSuite) -> Iterator[operator_service_pb2_grpc.Operato
 def running(suite: RunningSuite) -> list[int]:
     """Requests that run on each node."""
     with operators(suite) as stub:
-        listed = stub.ListNodeWork(operator_service_pb2.ListNodeWorkRequest(), timeout=10)
+        listed = stub.ListNodeWork(operator_service_pb2.ListNodeWorkRequest(), timeout=30)
     return [node.running_requests for node in listed.nodes]
 
 

@@ -42,7 +42,7 @@ def main(address: str) -> None:
         outcomes = [outcome for message in exchange(iter([sent]), timeout=30) for outcome in message.outcomes]
         texts = {int(each.request_id[1:]): each.finished.samples[0].text for each in outcomes}
         jobs = job_service_pb2_grpc.JobServiceStub(channel)
-        jobs.CreateJob(job_service_pb2.CreateJobRequest(spec=job_service_pb2.JobSpec(**NAME)), timeout=10)
+        jobs.CreateJob(job_service_pb2.CreateJobRequest(spec=job_service_pb2.JobSpec(**NAME)), timeout=30)
         rows = [job_service_pb2.JobRow(row_id=str(n), request=sent) for n, sent in enumerate(requests(""))]
         upload = job_service_pb2.UploadRowsRequest(first_row=0, rows=rows, **NAME)
         acknowledged = [answer.durable_rows for answer in jobs.UploadRows(iter([upload]), timeout=30)]
@@ -50,7 +50,7 @@ def main(address: str) -> None:
         fetch = job_service_pb2.FetchResultsRequest(follow=True, **NAME)
         results = [result for message in jobs.FetchResults(fetch, timeout=60) for result in message.results]
         deadline = time.monotonic() + 20
-        while (job := jobs.GetJob(job_service_pb2.GetJobRequest(**NAME), timeout=10).job).state == 2:
+        while (job := jobs.GetJob(job_service_pb2.GetJobRequest(**NAME), timeout=30).job).state == 2:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         print(

@@ -23,7 +23,7 @@ def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     native.build("ifab_engine")
     program = native.build("ifab_tiny_llama_directory")
     directory = tmp_path_factory.mktemp("llama") / "engine"
-    subprocess.run([program, directory], check=True, timeout=60)
+    subprocess.run([program, directory], check=True, timeout=120)
     return directory
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from ifabric.worker.v1 import worker_service_pb2, worker_service_pb2_grpc
 from services.common.rpc import channel
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -78,7 +79,7 @@ class Door:
         texts: dict[str, str] = {}
         report = None
         async with self.broker() as broker:
-            async for message in broker.Exchange(messages(), timeout=50):
+            async for message in broker.Exchange(messages(), timeout=100):
                 for delta in message.deltas:
                     texts[delta.request_id] = texts.get(delta.request_id, "") + delta.delta.text
                 for outcome in message.outcomes:
@@ -96,5 +97,5 @@ class Door:
         for address in self.suite.workers:
             async with channel(address) as to_worker:
                 stub = worker_service_pb2_grpc.WorkerServiceStub(to_worker)
-                found.append((await stub.Describe(worker_service_pb2.DescribeRequest(), timeout=5)).stats)
+                found.append((await stub.Describe(worker_service_pb2.DescribeRequest(), timeout=30)).stats)
         return found

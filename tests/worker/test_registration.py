@@ -7,6 +7,8 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from ifabric.engine.v1 import node_pb2
 from ifabric.provisioner.v1 import provisioner_service_pb2 as wire
 from ifabric.provisioner.v1 import provisioner_service_pb2_grpc
@@ -22,11 +24,12 @@ from services.common.errors import (
 from services.common.rpc import channel
 from services.worker.registration import Registration
 from tests.support.logged import captured_logs
+from tests.support.ports import held_port
 from tests.support.servers import LoopbackSettings, Unserved, serving
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 FULL_NAME = "ifabric.provisioner.v1.ProvisionerService"
 REFUSAL = InvalidArgumentError(
@@ -254,11 +257,17 @@ async def test_a_loaded_node_that_is_refused_describes_itself_anew() -> None:
         assert worker.loads == 1
 
 
-async def test_a_provisioner_that_goes_away_takes_nothing_from_a_worker_in_service() -> None:
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Where a provisioner listens that comes back."""
+    with held_port() as held:
+        yield held
+
+
+async def test_a_provisioner_that_goes_away_takes_nothing_from_a_worker_in_service(address: str) -> None:
     provisioner, worker = ScriptedProvisioner(), ScriptedWorker()
     register = provisioner_service_pb2_grpc.add_ProvisionerServiceServicer_to_server
-    async with serving(register, provisioner, FULL_NAME) as server:
-        address = server.address
+    async with serving(register, provisioner, FULL_NAME, settings=LoopbackSettings(listen=address, drain_grace_s=1.0)):
         made = Scene(provisioner, worker, address)
         await made.accepted()
     with captured_logs() as lines:
@@ -281,7 +290,7 @@ async def test_a_worker_whose_name_was_taken_is_told_and_registers_no_more() -> 
         provisioner.superseded = True
         await wait_until(lambda: made.superseded)
         assert made.superseded == ["another process took the name"]
-        await asyncio.wait_for(made.task, 5)
+        await asyncio.wait_for(made.task, PATIENCE_S)
         assert len(provisioner.registrations) == 2
 
 
