@@ -20,7 +20,11 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     """A suite with an engine that generates, `texts`, and one that gives hidden states, `states`."""
     engines = tmp_path_factory.mktemp("engines")
     texts, states = engines / "texts", engines / "states"
-    write_simulated_engine(texts, engine_id="texts", time_mode="real", step_us=1000, max_input_tokens=512)
+    # Its longest answer takes four seconds and more: what is to be left in its middle is not over before.
+    write_simulated_engine(
+        texts, engine_id="texts", time_mode="real", step_us=1000, max_input_tokens=512, max_output_tokens=4096,
+        max_sequence_tokens=4608,
+    )  # fmt: skip
     write_simulated_engine(
         states, engine_id="states", time_mode="real", max_output_tokens=0, max_input_tokens=128,
         payload_dtype="float16",

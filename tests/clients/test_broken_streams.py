@@ -13,13 +13,12 @@ from ifabric_client import AsyncClient, CallError, Request, RetryPolicy
 from services.common import reasons
 from services.common.errors import AlreadyExistsError, FabricError, UnavailableError, to_status
 from tests.support.servers import serving
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.timeout(60)
-
-POLICY = RetryPolicy(limit_s=20, first_s=0.01)
+POLICY = RetryPolicy(limit_s=PATIENCE_S, first_s=0.01)
 LONG = "x" * 600_000
 """Two fill a message, and a few messages what gRPC sends ahead: then a write waits until the stream ends."""
 ROWS = [Request(LONG, 2) for _ in range(40)]

@@ -14,11 +14,12 @@ import pytest
 
 from engines import tier
 from tests.support.processes import ROOT
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.support.door import Door
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 PAGE = ROOT / "docs" / "clients.md"
 ENGINE = "smollm2-135m-instruct-q8_0-cpu"
@@ -111,6 +112,8 @@ def _run(language: str, text: str, door: Door) -> str:
     command = [sys.executable, "-W", "error", "-c", text] if language == "python" else ["bash", "-euc", text]
     python_path = os.pathsep.join(map(str, (ROOT / "clients" / "python", ROOT / "build" / "proto")))
     environment = {**os.environ, "PATH": f"{TOOLS}:{os.environ['PATH']}", "PYTHONPATH": python_path}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout

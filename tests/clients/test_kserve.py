@@ -14,11 +14,12 @@ import pytest
 from ifabric.broker.v1 import broker_service_pb2
 from ifabric.kserve.v2 import inference_pb2
 from tests.support.processes import ROOT
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.support.door import Door
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 PYTHON = ROOT / ".tools" / "tritonclient" / "bin" / "python"
 SESSION = Path(__file__).with_name("triton_session.py")
@@ -31,7 +32,7 @@ def said(door: Door) -> dict[str, Any]:
     if not PYTHON.exists():
         pytest.fail("the client's environment is not there: run scripts/tritonclient first")
     command = [str(PYTHON), str(SESSION), door.suite.broker]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
@@ -49,7 +50,7 @@ async def ours(door: Door, prompt: str | list[int], most: int, *, states: bool =
     """The same request by our own protocol."""
     request = door.request("", prompt, most=most, states=states)
     async with door.broker() as broker:
-        reply = await broker.Generate(broker_service_pb2.GenerateRequest(request=request), timeout=20)
+        reply = await broker.Generate(broker_service_pb2.GenerateRequest(request=request), timeout=PATIENCE_S)
     return reply.result
 
 
@@ -156,6 +157,8 @@ def test_the_client_for_event_loops_streams_cancels_and_is_out_of_time(said: dic
 def test_the_pages_example_runs_as_it_stands(door: Door) -> None:
     example, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "kserve.md").read_text(), flags=re.DOTALL)
     example = example.replace("127.0.0.1:7600", door.suite.broker).replace("smollm2-135m-instruct-q8_0-cpu", "texts")
-    done = subprocess.run([str(PYTHON), "-c", example], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [str(PYTHON), "-c", example], capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip()

@@ -15,7 +15,7 @@ from services.common.errors import InvalidArgumentError
 from services.common.security import Caller
 from services.common.security.caller import set_caller
 from tests.broker_front.conftest import house
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -66,7 +66,7 @@ async def test_a_stream_ends_with_the_drain_once_what_it_brought_has() -> None:
         await inference.drain()
         assert not (await inference.ServerReady(inference_pb2.ServerReadyRequest(), CONTEXT)).ready
         behind.core.open.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await listening
     ended = [
         each.infer_response.id for each in heard if each.infer_response.parameters["triton_final_response"].bool_param

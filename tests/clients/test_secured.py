@@ -16,12 +16,13 @@ from ifabric_client import CallError, Client, Request, RetryPolicy, Tls
 from tests.clients.test_kserve import PYTHON as TRITON
 from tests.security.secured import SecuredSuite, authorization, key
 from tests.support.processes import ROOT
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +67,11 @@ def test_kserve_calls_want_the_same_token(secured: SecuredSuite) -> None:
     call.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"hello")
     with secured.channel() as channel:
         stub: Any = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        answer = stub.ModelInfer(call, timeout=20, metadata=authorization("acme"))
+        answer = stub.ModelInfer(call, timeout=PATIENCE_S, metadata=authorization("acme"))
         refusals = []
         for metadata in ((), authorization("reader")):
             with pytest.raises(grpc.RpcError) as told:
-                stub.ModelInfer(call, timeout=20, metadata=metadata)
+                stub.ModelInfer(call, timeout=PATIENCE_S, metadata=metadata)
             error: Any = told.value
             refusals.append(error.code())
     assert answer.parameters["generated_tokens"].int64_param > 0
@@ -79,13 +80,16 @@ def test_kserve_calls_want_the_same_token(secured: SecuredSuite) -> None:
 
 def test_the_kserve_pages_example_of_tls_and_token_runs_as_it_stands(secured: SecuredSuite, tmp_path: Path) -> None:
     example = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "kserve.md").read_text(), flags=re.DOTALL)[1]
-    for theirs, ours in (("127.0.0.1:7600", secured.broker.address), ("smollm2-135m-instruct-q8_0-cpu", secured_engine(secured))):
+    for theirs, ours in (
+        ("127.0.0.1:7600", secured.broker.address),
+        ("smollm2-135m-instruct-q8_0-cpu", secured_engine(secured)),
+    ):
         example = example.replace(theirs, ours)
     (tmp_path / "ca.pem").write_bytes(secured.authority.path.read_bytes())
     (tmp_path / "token").write_text(key("acme") + "\n")
     done = subprocess.run(
         [str(TRITON), "-c", "import tritonclient.grpc as triton\n" + example],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
@@ -100,7 +104,8 @@ def test_the_recipe_for_grpcurl_with_tls_and_a_token_works(secured: SecuredSuite
     for words, token, code in ((f"{found[1]} {found[2]}", key("acme"), 0), (found[1], key("acme"), 1)):
         done = subprocess.run(
             ["bash", "-euc", f"{ROOT}/.tools/bin/grpcurl {words} {call}"],
-            cwd=tmp_path, env={**os.environ, "TOKEN": token}, capture_output=True, text=True, timeout=30, check=False,
+            cwd=tmp_path, env={**os.environ, "TOKEN": token}, capture_output=True, text=True, timeout=PATIENCE_S,
+            check=False,
         )  # fmt: skip
         assert (done.returncode == 0) == (code == 0), done.stderr
         assert (secured_engine(secured) in done.stdout) == (code == 0)

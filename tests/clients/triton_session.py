@@ -20,7 +20,7 @@ import tritonclient.grpc.aio as aio
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-CALL_S = 20
+CALL_S = 60
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
@@ -86,7 +86,7 @@ def stream(client: triton.InferenceServerClient) -> dict[str, list[dict[str, Any
 
 async def asynchronous(broker: str) -> dict[str, Any]:
     """The client for event loops: one answer, a stream that is left, a call that is cancelled, one out of time."""
-    long = {"model_name": "texts", "inputs": [text_input("On and on")], "parameters": {"max_tokens": 256}}
+    long = {"model_name": "texts", "inputs": [text_input("On and on")], "parameters": {"max_tokens": 4096}}
     async with aio.InferenceServerClient(broker) as client:
 
         async def requests() -> Any:
