@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ifabric.broker.v1 import broker_service_pb2, broker_service_pb2_grpc
 from ifabric.worker.v1 import worker_service_pb2, worker_service_pb2_grpc
 from services.common.rpc import channel
-from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
