@@ -220,7 +220,7 @@ async def test_cancelled_rows_end_once_each_and_the_others_go_on() -> None:
         assert client.finished["row-1"].samples[0].finish_reason == CANCELLED
         assert home.core.cancelled == [("", "row-1")], "another stream's row is not ours to cancel"
         await home.stub.CancelRequests(
-            broker_service_pb2.CancelRequestsRequest(request_ids=["row-2", "other-0"]), timeout=10
+            broker_service_pb2.CancelRequestsRequest(request_ids=["row-2", "other-0"]), timeout=PATIENCE_S
         )
         home.core.steps.admit()
         await client.end()

@@ -67,7 +67,8 @@ async def test_an_answer_whole() -> None:
     async with house() as home:
         home.core.generate = says("The fox sleeps")
         reply = await home.stub.Generate(
-            Generate(request=request("The dog", max_tokens=40, return_token_ids=True, logprobs=True)), timeout=10
+            Generate(request=request("The dog", max_tokens=40, return_token_ids=True, logprobs=True)),
+            timeout=PATIENCE_S,
         )
         (sample,) = reply.result.samples
         assert sample.text == "The fox sleeps"
@@ -107,7 +108,7 @@ async def test_a_stream_starts_grows_and_finishes() -> None:
         home.core.tokens_a_step = 1
         home.core.steps.close()
         call = home.stub.GenerateStream(
-            Stream(request=request([5, 6], max_tokens=48, return_token_ids=True)), timeout=10
+            Stream(request=request([5, 6], max_tokens=48, return_token_ids=True)), timeout=PATIENCE_S
         )
         got = [await next_event(call)]
         for _ in ids(text):
@@ -218,7 +219,7 @@ async def test_tenants_have_ids_of_their_own() -> None:
         ]
         await wait_until(lambda: len(home.core.works) == 2)
         reply = await home.stub.CancelRequests(
-            broker_service_pb2.CancelRequestsRequest(request_ids=["r1", "unknown"], tenant="a"), timeout=10
+            broker_service_pb2.CancelRequestsRequest(request_ids=["r1", "unknown"], tenant="a"), timeout=PATIENCE_S
         )
         assert reply.cancelled_count == 1
         assert (await calls[0]).result.samples[0].finish_reason == CANCELLED
@@ -348,7 +349,7 @@ async def test_one_line_a_live_request_and_no_prompt_text(log_lines: LogLines) -
         home.core.generate = says("answer words")
         await home.stub.Generate(Generate(request=request("secret words", request_id="good")), timeout=PATIENCE_S)
         await home.stub.Generate(
-            Generate(request=request("secret words", request_id="stopped", stop=["ans"])), timeout=10
+            Generate(request=request("secret words", request_id="stopped", stop=["ans"])), timeout=PATIENCE_S
         )
         await refusal(
             home.stub.Generate(

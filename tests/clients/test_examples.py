@@ -82,7 +82,7 @@ def test_the_texts_to_mine_are_mined(door: Door, tmp_path: Path) -> None:
     done = subprocess.run(
         [Path(sys.executable).with_name("ifab"), "mine", "examples/texts.jsonl", "-o", tmp_path / "states", "--json"],
         cwd=ROOT, env={**os.environ, "IFAB_CLI_BROKER": door.suite.broker},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 

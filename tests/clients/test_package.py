@@ -49,7 +49,9 @@ def test_a_wheel_of_a_source_archive_is_that_of_the_checkout(tmp_path: Path) -> 
 
 
 def test_without_messages_the_build_says_what_to_do(tmp_path: Path) -> None:
-    alone = shutil.copytree(PACKAGE, tmp_path / "clients" / "python", ignore=shutil.ignore_patterns("dist", "__pycache__"))
+    alone = shutil.copytree(
+        PACKAGE, tmp_path / "clients" / "python", ignore=shutil.ignore_patterns("dist", "__pycache__")
+    )
     made = build(alone, tmp_path / "out", "wheel")
     assert made.returncode != 0
     assert "run `make proto` in the checkout first" in made.stderr

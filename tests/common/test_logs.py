@@ -19,6 +19,7 @@ from services.common import logs
 from services.common.telemetry import Telemetry
 from tests.support.logged import captured_logs
 from tests.support.processes import ROOT
+from tests.support.waiting import PATIENCE_S
 
 
 def test_a_line_says_what_who_where_and_when() -> None:
@@ -163,7 +164,7 @@ def test_a_program_that_configures_nothing_shows_warnings_on_stderr_only() -> No
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=2 * PATIENCE_S,
     )
     assert ended.stdout == ""
     line = json.loads(ended.stderr)
