@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
@@ -71,6 +72,8 @@ async def run_job(
 ) -> JobOutcome:
     """Sends all rows and delivers one result document each.
 
+    To the broker they go under request ids that no other command's rows have; documents carry the rows' own.
+
     Args:
         channel: To the broker.
         rows: The rows; read as the broker takes them.
@@ -80,7 +83,9 @@ async def run_job(
         silence_s: Time without any result after which the job is given up, in seconds.
     """
     sink = _Documents(deliver)
-    outcome, left = await stream_rows(channel, rows, sink, job_id=job_id, window=window, silence_s=silence_s)
+    outcome, left = await stream_rows(
+        channel, sink.renamed(rows), sink, job_id=job_id, window=window, silence_s=silence_s
+    )
     if outcome.broken_by is not None:
         for row in left:
             outcome.failed += 1
@@ -132,16 +137,28 @@ def _why(error: grpc.aio.AioRpcError) -> FabricError:
 
 
 class _Documents:
-    """Makes a document of every result."""
+    """Makes a document of every result, under the row's own id."""
 
     def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver
+        self._names: dict[int, str] = {}
+        """Ids of rows under way, by line."""
+
+    def renamed(self, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
+        """The rows under request ids of this run's own: files often have the same ids, such as those of lines."""
+        stream = uuid.uuid4().hex[:16]
+        for row in rows:
+            if isinstance(row, Row):
+                self._names[row.line] = row.row_id
+                row.request.request_id = f"{stream}-{row.line}"
+            yield row
 
     def finished(self, row: Row, result: broker_service_pb2.GenerationResult) -> None:
+        result.request_id = self._names.pop(row.line)
         self._deliver(finished_row(result))
 
     def failed(self, row_id: str, line: int, error: FabricError) -> None:
-        self._deliver(failed_row(row_id, line, error))
+        self._deliver(failed_row(self._names.pop(line, row_id), line, error))
 
 
 class _Job:

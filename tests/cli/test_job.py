@@ -26,11 +26,12 @@ NAME = "ifabric.broker.v1.BrokerService"
 
 
 class ScriptedBroker(broker_service_pb2_grpc.BrokerServiceServicer):
-    """Answers rows with their prompt; refuses those called `bad`; breaks off, falls silent or refuses when told to."""
+    """Answers rows with their prompt, refuses that of `bad`; breaks off, falls silent or refuses all when told to."""
 
     def __init__(self, *, lost_after: int | None = None, silent: bool = False, refuses_at: int | None = None) -> None:
         self.most_open = 0
         self.messages = 0
+        self.ids: list[str] = []
         self._lost_after = lost_after
         self._silent = silent
         self._refuses_at = refuses_at
@@ -49,13 +50,14 @@ class ScriptedBroker(broker_service_pb2_grpc.BrokerServiceServicer):
             self.most_open = max(self.most_open, len(message.requests))
             self.messages += bool(message.requests)
             for request in message.requests:
+                self.ids.append(request.request_id)
                 if self._silent:
                     continue
                 if answered == self._lost_after:
                     raise UnavailableError("the broker is going away")
                 answered += 1
                 outcome = broker_service_pb2.RequestOutcome(request_id=request.request_id)
-                if request.request_id == "bad":
+                if request.prompt.text == "prompt of bad":
                     failed += 1
                     outcome.failed.CopyFrom(to_status(InvalidArgumentError.of([Violation("max_tokens", "is 0")])))
                 else:
@@ -170,3 +172,13 @@ async def test_rows_go_in_whole_messages_also_where_results_come_one_by_one() ->
     one_by_one = scripted()
     assert len((await run(one_by_one, lines[:20], window=1))[1]) == 20
     assert one_by_one.messages == 20
+
+
+async def test_runs_beside_each_other_share_no_request_id_and_keep_the_ids_of_their_rows() -> None:
+    broker, lines = scripted(lost_after=150), [row(f"r{number}") for number in range(200)]
+    for _ in range(2):
+        outcome, results = await run(broker, lines, window=64)
+        assert isinstance(outcome.broken_by, UnavailableError)
+        assert set(results) == {f"r{number}" for number in range(200)}
+        assert results["r7"]["text"] == "prompt of r7"
+    assert len(set(broker.ids)) == len(broker.ids) >= 300
