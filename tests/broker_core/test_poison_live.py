@@ -49,7 +49,7 @@ async def test_an_engine_that_stands_still_gets_nothing_until_it_moves(
         beside = [live([at + 1]) for at in range(40)]
         bad = live([300])
         made.submit([*beside[:20], bad, *beside[20:]])
-        await wait_until(lambda: any(worker.standing for worker in _workers(made)), within_s=10, what="a stall shows")
+        await wait_until(lambda: any(worker.standing for worker in _workers(made)), what="a stall shows")
         later: list[Any] = []
         while not bad.sink.ends and (to_the_end or len(later) < 8):
             standing = [worker for worker in _workers(made) if worker.standing]
@@ -61,6 +61,6 @@ async def test_an_engine_that_stands_still_gets_nothing_until_it_moves(
             assert bad.sink.end.reason == reasons.QUARANTINED
         else:
             made.broker.cancel([bad.key])
-        ends = await made.ended([*beside, *later], within_s=40)
+        ends = await made.ended([*beside, *later])
         assert all(isinstance(end, WorkEnd) for end in ends)
         assert made.broker.decision.requests.counters.quarantined == to_the_end
