@@ -20,7 +20,7 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from engines.simulated import RequestFault, SimulatedEngine, Simulation
+from engines.simulated import BYTE_TOKENS, THROW, RequestFault, SimulatedEngine, Simulation
 from ifabric.broker.v1 import broker_service_pb2
 from services.common.errors import AlreadyExistsError, FabricError, InvalidArgumentError
 from services.common.rpc import channel
@@ -34,13 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.chaos.client import Outcome
+    from tests.chaos.client import Client, Outcome
 
 pytestmark = pytest.mark.e2e
 
 LIMITS: dict[str, Any] = {"max_input_tokens": 256, "max_sequence_tokens": 320, "max_output_tokens": 128}
 SPECIAL = 500
-"""A token id that a fault waits for; the probe of a worker does not have it."""
+FATAL = 501
+"""Token ids that faults wait for; the probe of a worker has neither."""
 
 
 @pytest.fixture(scope="module")
@@ -69,20 +70,26 @@ async def test_fault_01_work_that_a_worker_took_and_did_not_start_runs_elsewhere
     tmp_path: Path, how: signal.Signals
 ) -> None:
     """Elsewhere a request hangs until its client's limit when its worker leaves after the dispatch."""
-    slow = {"step_us": 30_000, "slots": 4}
+    slots = 2
+    slow = {"step_us": 30_000, "slots": slots}
     broker = {"silence_limit_s": 3, "bulk_linger_s": 0}
     with Fabric(tmp_path, workers=2, engine=slow, broker=broker) as fabric:
         fabric.start()
         async with client_of(fabric, nodes=2) as client:
             running = asyncio.create_task(
-                client.exchange([request(f"r{i}", [1, 2, 3, i], 60) for i in range(8)], within_s=50)
+                client.exchange([request(f"r{i}", [1, 2, 3, i], 50) for i in range(8)], within_s=50)
             )
-            nodes = await wait_until(lambda: in_flight(fabric), what="requests are out")
-            busiest = max(nodes, key=lambda node: nodes[node])
-            worker = fabric.workers[int(busiest.rpartition("-")[2])]
+
+            def overfull() -> str:
+                """A node that has more than it can have started."""
+                return next((node for node, count in in_flight(fabric).items() if count > slots), "")
+
+            node = await wait_until(overfull, what="a worker has work that it has not started")
+            worker = fabric.workers[int(node.rpartition("-")[2])]
             assert worker.process is not None
             os.kill(worker.process.pid, how)
             assert finished(await running) == {f"r{i}" for i in range(8)}
+            assert scraped(fabric.brokers[0], "ifabric_broker_reattempts_total") >= 1
 
 
 async def test_fault_02_a_client_that_is_gone_frees_its_slot(tmp_path: Path) -> None:
@@ -91,14 +98,18 @@ async def test_fault_02_a_client_that_is_gone_frees_its_slot(tmp_path: Path) -> 
     with Fabric(tmp_path, engine=one) as fabric:
         fabric.start()
         async with client_of(fabric) as client:
-            call = client.stub.GenerateStream(
-                broker_service_pb2.GenerateStreamRequest(request=request("long", [1, 2, 3], 10_000)), timeout=50
-            )
-            async for event in call:
+
+            def stream(name: str, max_tokens: int) -> Any:
+                made = broker_service_pb2.GenerateStreamRequest(request=request(name, [1, 2, 3], max_tokens))
+                return client.stub.GenerateStream(made, timeout=50)
+
+            running, waiting = stream("running", 10_000), stream("waiting", 10_000)  # one has the slot, and a token
+            async for event in running:
                 if event.HasField("delta"):
                     break
-            call.cancel()
-            result = await client.one(request("short", [4, 5, 6], 1), within_s=25)  # the long one would take 50 s
+            for call in (waiting, running):
+                call.cancel()
+            result = await client.one(request("short", [4, 5, 6], 1), within_s=25)  # a long one would take 50 s
             assert result.samples
             await wait_until(
                 lambda: scraped(fabric.workers[0], "ifabric_worker_engine_requests_total") >= 2, what="both have ended"
@@ -106,15 +117,25 @@ async def test_fault_02_a_client_that_is_gone_frees_its_slot(tmp_path: Path) -> 
             await wait_until(
                 lambda: scraped(fabric.workers[0], "ifabric_worker_engine_active") == 0, within_s=20, what="no work"
             )
+            done = stream("done", 1)
+            assert [event async for event in done][-1].HasField("finished")
+            done.cancel()  # after its end: there is nothing left that it could harm
+            assert (await client.one(request("short", [4, 5, 6], 1), within_s=25)).samples
 
 
 async def test_fault_03_streamed_text_is_the_text(fabric: Fabric) -> None:
     """Elsewhere characters that take several tokens are streamed as replacement characters."""
+    simulation = Simulation(SimulatedEngine(**{**ENGINE, **LIMITS}))
+    characters: set[str] = set()
     async with client_of(fabric) as client:
         for seed in range(20):
             made = request(f"utf-{seed}", [seed, 1, 2], 64)
             made.sampling.seed = seed
             whole = (await client.one(made)).samples[0].text
+            tokens = simulation.tokens([seed, 1, 2], 64, seed=seed)
+            written = b"".join(bytes([token]) if token < BYTE_TOKENS else b" w%d" % token for token in tokens)
+            assert whole == written.decode(errors="replace")
+            characters.update(whole)
             pieces = []
             call = client.stub.GenerateStream(
                 broker_service_pb2.GenerateStreamRequest(request=made), timeout=PATIENCE_S
@@ -125,6 +146,7 @@ async def test_fault_03_streamed_text_is_the_text(fabric: Fabric) -> None:
                 elif event.HasField("finished"):
                     pieces.append("".join(sample.text for sample in event.finished.samples))
             assert "".join(pieces) == whole
+    assert any("\x7f" < character != "\ufffd" for character in characters), "no character took two tokens"
 
 
 async def test_fault_04_a_prompt_that_is_too_long_is_refused_and_harms_nobody(fabric: Fabric) -> None:
@@ -191,7 +213,9 @@ async def test_fault_08_an_id_that_is_used_twice_crosses_nothing(fabric: Fabric)
         assert sorted(type(each).__name__ for each in outcomes["same"]) == ["AlreadyExistsError", "GenerationResult"]
         both = await asyncio.gather(client.exchange([long]), client.exchange([short]))
         results = [only for (only,) in (outcomes["same"] for outcomes in both)]
-        assert all(isinstance(each, AlreadyExistsError | broker_service_pb2.GenerationResult) for each in results)
+        served = [each for each in results if isinstance(each, broker_service_pb2.GenerationResult)]
+        assert served
+        assert all(isinstance(each, AlreadyExistsError) for each in results if each not in served)
         # The id again, right after it was cancelled: what the first left behind never touches the second.
         expected = (await client.one(short)).samples[0].text
         for _ in range(20):
@@ -240,7 +264,10 @@ def test_fault_10_reflection_and_the_protoset_describe_every_service(fabric: Fab
 
 async def test_fault_11_health_follows_the_engine_and_not_the_process(tmp_path: Path) -> None:
     """Elsewhere a server says that it serves while its engine is dead, and that it does not while it is only busy."""
-    slow = (RequestFault("slow_step", "prompt_token", SPECIAL, 9_000),)
+    slow = (
+        RequestFault("slow_step", "prompt_token", SPECIAL, 9_000),
+        RequestFault(THROW, "prompt_token", FATAL),
+    )
     (tmp_path / "patient").mkdir()
     (tmp_path / "impatient").mkdir()
     with (
@@ -267,10 +294,29 @@ async def test_fault_11_health_follows_the_engine_and_not_the_process(tmp_path: 
             assert await serving(patient)  # one long step, within its bound
             await asyncio.gather(*calls)
             await wait_until(lambda: serving(impatient), what="it serves again by itself")
+            lost = asyncio.create_task(anxious.exchange([request("fatal", [FATAL, 1], 2)]))
+            await wait_until(lambda: _gone(impatient), what="an engine that died serves nothing")
+            await wait_until(lambda: _none_serves(anxious), what="the broker knows")
+            lost.cancel()
 
 
 async def _not(answer: Any) -> bool:
     return not await answer
+
+
+async def _gone(fabric: Fabric) -> bool:
+    """Whether the worker's process has ended, or says that it does not serve."""
+    async with channel(fabric.workers[0].address) as made:
+        stub: Any = health_pb2_grpc.HealthStub(made)
+        try:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=5)
+        except grpc.aio.AioRpcError as error:
+            return error.code() == grpc.StatusCode.UNAVAILABLE
+        return bool(answer.status == health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+async def _none_serves(client: Client) -> bool:
+    return await client.engines() == 0
 
 
 async def test_fault_12_a_dead_node_that_affinity_favours_costs_one_attempt_each(tmp_path: Path) -> None:
