@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 
 def quick(*rungs: float) -> LadderPlan:
-    """A plan of short rungs."""
-    return LadderPlan(rungs, rung_s=0.3, warmup_s=0.1, max_tokens=8, drain_s=5.0)
+    """A plan of rungs as short as they may be where the process itself may stand for some tenths of a second."""
+    return LadderPlan(rungs, rung_s=0.7, warmup_s=0.1, max_tokens=8, drain_s=5.0)
 
 
 async def test_a_closed_loop_over_http_counts_tokens_and_times() -> None:
@@ -70,7 +70,7 @@ async def test_pieces_of_text_are_tokens_where_the_server_does_not_count() -> No
 
 
 async def test_an_open_loop_sends_whatever_became_of_earlier_requests() -> None:
-    plan = LadderPlan((100,), OPEN, 0.5, 0.1, 4, in_flight_max=4, drain_s=5.0)
+    plan = LadderPlan((100,), OPEN, 0.8, 0.1, 4, in_flight_max=4, drain_s=5.0)
     async with openai_server(token_s=0.05) as server:
         result = await climb(OpenAiTarget(server.url), ["x"], plan)
     rung = result.rungs[0]
@@ -257,7 +257,7 @@ def test_an_engine_alone_and_beside_one_that_works(tmp_path: Path) -> None:
 
 def test_the_command_measures_a_foreign_server_and_says_what_to_name() -> None:
     with running_openai() as url:
-        done = suite.run("engine", "ladder", "--openai", url, "--rungs", "2", "--rung-s", "0.3", "--json")
+        done = suite.run("engine", "ladder", "--openai", url, "--rungs", "2", "--rung-s", "0.7", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["alone"]["rungs"][0]["finished"] > 0
     both: subprocess.CompletedProcess[str] = suite.run("engine", "ladder", "--openai", url, "--broker", "127.0.0.1:1")
