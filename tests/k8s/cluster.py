@@ -25,6 +25,8 @@ SCRIPTS = ROOT / "scripts" / "kube"
 KUSTOMIZE = ROOT / ".tools" / "bin" / "kustomize"
 ARCHIVES = ROOT / "build" / "images"
 NAMESPACE = "ifabric"
+NOBODYS = "registry.invalid"
+"""Where images of an overlay come from before somebody says where."""
 READY_WITHIN_S = 240.0
 POLL_S = 1.0
 """How often a cluster is asked: each question is a process."""
@@ -34,12 +36,21 @@ KEPT_CLUSTER = "TEST_CLUSTER"
 
 def render(overlay: str) -> list[dict[str, Any]]:
     """The objects that an overlay makes."""
+    return build(ROOT / "deploy" / "k8s" / "overlays" / overlay)
+
+
+def build(folder: Path) -> list[dict[str, Any]]:
+    """The objects that a folder with a kustomization makes."""
     if not KUSTOMIZE.exists():
         raise AssertionError("kustomize is not there: run scripts/kustomize first")
-    folder = ROOT / "deploy" / "k8s" / "overlays" / overlay
     done = subprocess.run([KUSTOMIZE, "build", folder], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
+
+
+def image_name(container: dict[str, Any]) -> str:
+    """The image of a container, without its registry, tag and digest."""
+    return str(container["image"]).removeprefix(f"{NOBODYS}/").partition("@")[0].partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.k8s.cluster import render
+from tests.k8s.cluster import image_name, render
 from tests.support.processes import ROOT
 
 FOLDER = ROOT / "deploy" / "images"
@@ -33,8 +33,8 @@ def test_every_image_that_overlays_name_can_be_built() -> None:
         for each in render(overlay):
             if each["kind"] == "Deployment":
                 pod = each["spec"]["template"]["spec"]
-                named |= {container["image"] for container in (*pod.get("initContainers", ()), *pod["containers"])}
-    names = {re.sub(r"^ifabric/|:.*$", "", image) for image in named}
+                named |= {image_name(made) for made in (*pod.get("initContainers", ()), *pod["containers"])}
+    names = {name.removeprefix("ifabric/") for name in named}
     engines = {name for name in names if name.startswith("engine-")}
     assert names - engines - {"postgresql"} == set(FILES) - {"engine"}
 

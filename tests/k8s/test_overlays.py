@@ -3,22 +3,25 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from typing import TYPE_CHECKING, Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from services.broker.settings import BrokerSettings
 from services.common.settings import load
 from services.provisioner.settings import ProvisionerSettings
 from services.worker.settings import WorkerSettings
-from tests.k8s.cluster import render
+from tests.k8s.cluster import NOBODYS, build, image_name, render
 from tests.k8s.test_components import OF_OPERATORS
 from tests.support.processes import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from services.common.settings import ServiceSettings
 
@@ -37,6 +40,7 @@ FROM_ELSEWHERE = {
     "IFAB_BROKER_JOURNAL": "postgresql://db/jobs?sslmode=verify-full&sslrootcert=/run/ifabric/database/ca.crt",
 }
 """Examples of what the cluster fills in."""
+ARCHITECTURE = {"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"}
 RESTRICTED_VOLUMES = {"secret", "emptyDir", "persistentVolumeClaim", "configMap"}
 
 
@@ -140,6 +144,53 @@ def test_probes_ask_the_port_of_health_alone_and_outlast_the_load(objects: list[
         assert startup["periodSeconds"] * startup["failureThreshold"] >= (1800 if service == "worker" else 300)
 
 
+def test_an_update_is_not_called_failed_while_a_pod_drains_or_an_engine_loads(objects: list[Object]) -> None:
+    for each in of(objects, "Deployment"):
+        pod = each["spec"]["template"]["spec"]
+        probe = pod["containers"][0].get("startupProbe", {"periodSeconds": 0, "failureThreshold": 0})
+        longest_s = pod["terminationGracePeriodSeconds"] + probe["periodSeconds"] * probe["failureThreshold"]
+        assert each["spec"].get("progressDeadlineSeconds", 600) >= longest_s
+
+
+def test_a_broker_has_the_memory_that_it_may_take(objects: list[Object]) -> None:
+    pod = pods(objects)["broker"]["spec"]
+    settings = load(BrokerSettings, [], environment(pod))
+    [in_memory] = [volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"] if "emptyDir" in volume]
+    # docs/benchmarks.md, `make bench-memory`: a quarter more than the bound for requests in flight.
+    needed = 1.25 * settings.waiting_bytes_max + settings.holdings_bytes_max + size(in_memory)
+    assert size(pod["containers"][0]["resources"]["limits"]["memory"]) >= needed
+
+
+def size(quantity: str) -> int:
+    """Bytes of a quantity in Mi or Gi."""
+    return int(quantity[:-2]) << {"Mi": 20, "Gi": 30}[quantity[-2:]]
+
+
+def test_images_are_nobodys_until_somebody_says_where_they_come_from() -> None:
+    """Without a registry a name means one of a public registry, whoever pushed it there."""
+    for overlay in OVERLAYS:
+        for template in pods(render(overlay)).values():
+            for container in (*template["spec"].get("initContainers", ()), *template["spec"]["containers"]):
+                registry, _, name = container["image"].partition("/ifabric/")
+                if overlay == "ci":
+                    assert container["image"].endswith(":dev"), "built where it runs, and never pulled"
+                else:
+                    assert (registry, name.partition("@")[2][:7]) == (NOBODYS, "sha256:")
+
+
+def test_pods_run_where_their_images_do(objects: list[Object]) -> None:
+    for name, template in pods(objects).items():
+        if name != "postgresql":
+            assert template["spec"]["nodeSelector"].items() >= ARCHITECTURE.items()
+
+
+def test_the_room_that_an_engine_takes_on_its_node_is_asked_for(objects: list[Object]) -> None:
+    for template in workers(objects).values():
+        [placing] = template["spec"]["initContainers"]
+        cards = int(template["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu", 0))
+        assert size(placing["resources"]["requests"]["ephemeral-storage"]) >= size(f"{max(24 * cards, 1)}Gi")
+
+
 def test_pods_are_given_the_time_that_draining_takes(objects: list[Object]) -> None:
     for service, pod in services(objects).values():
         settings = load(SETTINGS[service], [], environment(pod))
@@ -239,10 +290,14 @@ def test_cards_go_with_their_pool_and_with_what_the_tier_needs(objects: list[Obj
         if cards:
             assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
             card_set, _, kind = template["metadata"]["labels"]["ifabric/tier"].rpartition("-")
-            image = container["image"].partition(":")[0]
+            image = image_name(container)
             assert image == ("ifabric/worker-cuda" if kind == "mining" else "ifabric/worker-cuda-executor")
             tier = tomllib.loads((ROOT / "engines" / "tiers" / f"{card_set}.toml").read_text())
             assert tier["card"]["count"] == cards
+            # The ranks of one engine speak through shared memory, of which a container's own has 64 MiB.
+            mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+            shared = [each for each in pod["volumes"] if each["name"] == mounts.get("/dev/shm")]
+            assert [each["emptyDir"]["medium"] for each in shared] == ["Memory"] * (cards > 1)
 
 
 def test_each_tier_has_an_engine_by_digest(objects: list[Object]) -> None:
@@ -255,7 +310,7 @@ def test_each_tier_has_an_engine_by_digest(objects: list[Object]) -> None:
             {"name": "ENGINE_DIGEST", "valueFrom": {"configMapKeyRef": {"name": "engines", "key": tier}}}
         ]
         assert placing["args"] == ["/target", "--digest", "$(ENGINE_DIGEST)"]
-        images.append(placing["image"].partition(":")[0])
+        images.append(image_name(placing))
         assert images[-1] == f"ifabric/engine-{tier}"
         places = {mount["name"]: mount["mountPath"] for mount in placing["volumeMounts"]}
         taken = {mount["name"]: mount for mount in template["spec"]["containers"][0]["volumeMounts"]}
@@ -306,3 +361,21 @@ def test_cordons_and_payloads_outlive_a_broker(objects: list[Object]) -> None:
     ]
     shared = settings.journal.startswith("postgresql:")
     assert claim["spec"]["accessModes"] == ["ReadWriteMany" if shared else "ReadWriteOnce"]
+
+
+def test_payloads_are_not_walked_over_whenever_a_broker_starts(objects: list[Object]) -> None:
+    assert pods(objects)["broker"]["spec"]["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+
+
+def test_traces_have_a_way_to_their_collector(tmp_path: Path) -> None:
+    k8s = os.path.relpath(ROOT / "deploy" / "k8s", tmp_path)
+    written = {"resources": [f"{k8s}/overlays/h200"], "components": [f"{k8s}/components/otlp"]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(written))
+    objects = build(tmp_path)
+    [policy] = [each["spec"] for each in of(objects, "NetworkPolicy") if each["metadata"]["name"] == "traces"]
+    [names] = policy["podSelector"]["matchExpressions"]
+    [port] = policy["egress"][0]["ports"]
+    for service, pod in services(objects).values():
+        settings = load(SETTINGS[service], [], environment(pod))
+        assert str(settings.otlp_endpoint).endswith(f":{port['port']}")
+        assert service in names["values"]
