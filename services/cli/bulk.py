@@ -21,7 +21,7 @@ from services.cli.files.formats import Format, rows_of
 from services.cli.files.opening import look
 from services.cli.job import JobOutcome, run_job
 from services.cli.jobs import analysis, verbs, whole
-from services.cli.jobs.calls import Jobs
+from services.cli.jobs.calls import Jobs, Patience, outlasted
 from services.cli.jobs.document import job_report
 from services.cli.jobs.output import check_writable, errors_beside
 from services.cli.jobs.spec import Wishes
@@ -132,7 +132,8 @@ def analyze_command(
 
     async def work() -> None:
         async with channel(broker) as to_broker:
-            given = await whole.open_input(file, format_, wishes, to_broker, provisioner)
+            patience = verbs.first_patience(silence)
+            given = await whole.open_input(file, format_, wishes, to_broker, provisioner, patience)
             verbs.say(given.source.note)
             said = await analysis.analyze(to_broker, given, silence_s=silence)
         if as_json:
@@ -158,13 +159,16 @@ async def _run(command: _Command, as_json: bool) -> None:
                 broker, provisioner = suite.broker.address, suite.provisioner.address
             to_broker = await stack.enter_async_context(channel(broker))
             jobs = Jobs(to_broker, command.wishes.tenant)
-            kept = await jobs.served()  # before older results are overwritten
-            given = await whole.open_input(command.file, command.format, command.wishes, to_broker, provisioner)
+            patience = verbs.first_patience(command.silence_s)
+            kept = await outlasted(patience, jobs.served)  # before older results are overwritten
+            given = await whole.open_input(
+                command.file, command.format, command.wishes, to_broker, provisioner, patience
+            )
             verbs.say(given.source.note)
             said, early = await _predicted(to_broker, given, command), ""
             tell = stack.enter_context(progress.shown(as_json=as_json))
             if kept:
-                job = await _kept(jobs, given, command, tell)
+                job = await _kept(jobs, given, command, tell, patience)
                 report = job_report(job)
                 if job.state == pb.JOB_STATE_CANCELLED:
                     early = f"the job {job.spec.job_id} ended early ({job.state_reason}), --fresh runs it again: "
@@ -198,11 +202,11 @@ async def _predicted(to_broker: Any, given: whole.Input, command: _Command) -> d
     return await analysis.analyze(to_broker, given, silence_s=command.silence_s)
 
 
-async def _kept(jobs: Jobs, given: whole.Input, command: _Command, tell: whole.Tell) -> pb.Job:
+async def _kept(jobs: Jobs, given: whole.Input, command: _Command, tell: whole.Tell, patience: Patience) -> pb.Job:
     """Runs the file as a job that the broker keeps."""
     files = command.output, command.errors
     try:
-        return await whole.run_whole(jobs, given, files, tell, command.silence_s, fresh=command.fresh)
+        return await whole.run_whole(jobs, given, files, tell, command.silence_s, patience, fresh=command.fresh)
     except asyncio.CancelledError:
         again = "the same command, without --fresh," if command.fresh else "the same command"
         verbs.say(f"the job {given.spec.job_id} is kept; {again} goes on where it was")

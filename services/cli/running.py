@@ -116,6 +116,12 @@ def sentence(error: Exception) -> str:
     return str(error)
 
 
+def is_mistaken(error: FabricError) -> bool:
+    """Whether the command's latest peer is there, and is not reached in this way: waiting seldom mends that."""
+    _, _, protected = _latest or ("", "", False)
+    return error.reason == reasons.PEER_UNREACHABLE and unreachable.is_mistaken(error.message, protected=protected)
+
+
 def error_document(error: Exception) -> dict[str, Any]:
     """The error as results and `--json` carry it."""
     if not isinstance(error, FabricError):

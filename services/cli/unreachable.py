@@ -47,6 +47,17 @@ _IN_THE_CLEAR = (
 _NOBODY = "nothing answers{at}; start a suite with `ifab up`, or name the address of one that runs"
 
 
+def is_mistaken(message: str, *, protected: bool) -> bool:
+    """Whether somebody is there, and the connection was asked for in a way that he does not take.
+
+    Args:
+        message: What gRPC says.
+        protected: Whether the connection was to be TLS.
+    """
+    pieces = _BY_TLS if protected else _IN_THE_CLEAR
+    return _AT_THE_START in message and any(piece in message for piece, _ in pieces)
+
+
 def sentence(message: str, address: str, *, protected: bool) -> str:
     """What went wrong and what to do.
 

@@ -15,6 +15,7 @@ from ifabric.broker.v1 import operator_service_pb2_grpc
 from services.broker.operators.servicer import FULL_NAME
 from services.cli.files.formats import Format
 from services.cli.jobs.analysis import analyze
+from services.cli.jobs.calls import Patience
 from services.cli.jobs.spec import Wishes
 from services.cli.jobs.whole import open_input
 from services.common.errors import FabricError, InvalidArgumentError, ResourceExhaustedError, UnimplementedError
@@ -89,7 +90,7 @@ async def refusing(at: int) -> AsyncIterator[str]:
 )
 async def test_the_reason_is_heard(rows: Path, broker: Any, expected: type[FabricError]) -> None:
     async with broker() as address, channel(address) as to_broker:
-        given = await open_input(str(rows), Format.AUTO, Wishes(), to_broker, "")
+        given = await open_input(str(rows), Format.AUTO, Wishes(), to_broker, "", Patience(PATIENCE_S))
         for _ in range(TIMES):
             with pytest.raises(FabricError) as caught:
                 await analyze(to_broker, given, silence_s=PATIENCE_S)

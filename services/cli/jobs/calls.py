@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.rpc import code_pb2
 
 from ifabric.broker.v1 import job_service_pb2 as pb
 from ifabric.broker.v1 import job_service_pb2_grpc
-from services.cli.running import sentence
+from services.cli.running import is_mistaken, sentence
+from services.common import reasons
 from services.common.backoff import Backoff
 from services.common.errors import (
     CancelledError_,
@@ -26,11 +27,17 @@ if TYPE_CHECKING:
 
     import grpc
 
+T = TypeVar("T")
+
 _CALL_S = 10.0
 _SEAL_S = 600.0
 _PAGE = 1000
 _QUIET_S = 60.0
 """A stream that stood for so long was well, even where nothing came over it."""
+FIRST_S = 30.0
+"""How long a command waits for a broker that it has never reached: as long as one needs that is started anew."""
+_MISTAKEN_S = 3.0
+"""How long where something answers that is not to be reached in this way, by TLS or without."""
 ENDED = frozenset({pb.JOB_STATE_COMPLETED, pb.JOB_STATE_CANCELLED})
 """States in which nothing happens any more."""
 
@@ -130,10 +137,15 @@ class Patience:
     Args:
         limit_s: Time of failing without any progress after which the command gives up, in seconds.
         hindered: Told why the command waits, once until there is progress or another reason.
+        first_s: The time at most as long as nobody has answered, since the address may be wrong, in seconds; 3 s where
+            what is there is not to be reached in this way. Absent where the broker has answered before.
     """
 
-    def __init__(self, limit_s: float, hindered: Callable[[str], None] = lambda _why: None) -> None:
+    def __init__(
+        self, limit_s: float, hindered: Callable[[str], None] = lambda _why: None, *, first_s: float | None = None
+    ) -> None:
         self._limit_s = limit_s
+        self._first_s = first_s
         self._hindered = hindered
         self._said = ""
         self._backoff = Backoff()
@@ -142,6 +154,7 @@ class Patience:
 
     def progress(self) -> None:
         """Something came: the time starts over."""
+        self._first_s = None
         self._since, self._said = None, ""
         self._backoff.reset()
 
@@ -160,9 +173,30 @@ class Patience:
         if self._since is None or now - self._last > _QUIET_S:
             self._since = now
         self._last = now
-        if not passing or now - self._since > self._limit_s:
+        if error.reason != reasons.PEER_UNREACHABLE:
+            self._first_s = None
+        limit_s = self._limit_s
+        if self._first_s is not None:
+            limit_s = min(limit_s, self._first_s, _MISTAKEN_S if is_mistaken(error) else self._first_s)
+        if not passing or now - self._since > limit_s:
             raise error
         if (why := sentence(error)) != self._said:
             self._said = why
             self._hindered(why)
         await self._backoff.wait()
+
+
+async def outlasted(patience: Patience, call: Callable[[], Awaitable[T]]) -> T:
+    """Makes a call that may be repeated until the broker answers it.
+
+    Raises:
+        FabricError: It refuses, or did not answer for too long.
+    """
+    while True:
+        try:
+            answer = await call()
+        except FabricError as error:
+            await patience.wait(error)
+        else:
+            patience.progress()
+            return answer

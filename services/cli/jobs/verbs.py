@@ -16,7 +16,7 @@ from services.cli.connection import channel
 from services.cli.files.formats import Format, Layout, layout
 from services.cli.files.opening import look
 from services.cli.jobs import whole
-from services.cli.jobs.calls import Jobs, Patience
+from services.cli.jobs.calls import FIRST_S, Jobs, Patience
 from services.cli.jobs.collect import check_continues, collect
 from services.cli.jobs.document import COLUMNS, job_columns, job_document, job_row
 from services.cli.jobs.output import Output, check_writable, errors_beside
@@ -47,6 +47,11 @@ def say(sentence: str) -> None:
     if sentence:
         sys.stderr.write(f"ifab: {sentence}\n")
         sys.stderr.flush()
+
+
+def first_patience(silence_s: float) -> Patience:
+    """For the first calls of a command, whose broker may be about to start."""
+    return Patience(silence_s, lambda why: say(f"waiting for the broker: {why}"), first_s=FIRST_S)
 
 
 def check_none_failed(failed: int, rows: int, errors: Path, *, early: str = "") -> None:
@@ -85,11 +90,11 @@ def submit(
 
     async def work() -> None:
         async with channel(broker) as to_broker:
-            jobs = Jobs(to_broker, tenant)
-            given = await whole.open_input(file, format_, wishes, to_broker, provisioner)
+            jobs, patience = Jobs(to_broker, tenant), first_patience(silence)
+            given = await whole.open_input(file, format_, wishes, to_broker, provisioner, patience)
             say(given.source.note)
             with progress.shown(as_json=as_json) as tell:
-                job = await whole.submit(jobs, given, tell, silence)
+                job = await whole.submit(jobs, given, tell, silence, patience)
         _show(job, as_json)
 
     run(work(), as_json=as_json)

@@ -18,7 +18,7 @@ from services.cli.files.chat import ChatEngine, fetch_chat_engine
 from services.cli.files.formats import Format, Layout, layout, rows_of
 from services.cli.files.openai import EMBEDDINGS
 from services.cli.files.opening import Source, Survey, look, survey
-from services.cli.jobs.calls import ENDED, Jobs, Patience
+from services.cli.jobs.calls import ENDED, Jobs, Patience, outlasted
 from services.cli.jobs.collect import check_continues, collect
 from services.cli.jobs.output import Output
 from services.cli.jobs.spec import Wishes, spec_of
@@ -59,8 +59,10 @@ class Input:
         return spec_of(self.wishes, self.source, self.survey, self.layout)
 
 
-async def open_input(name: str, wanted: Format, wishes: Wishes, to_broker: grpc.aio.Channel, provisioner: str) -> Input:
-    """Looks at a file and gets what reading it takes.
+async def open_input(
+    name: str, wanted: Format, wishes: Wishes, to_broker: grpc.aio.Channel, provisioner: str, patience: Patience
+) -> Input:
+    """Looks at a file and gets what reading it takes; the broker is asked with `patience`.
 
     Raises:
         CommandError: The file cannot be read, or asks for an engine that does not serve, or for a template or
@@ -72,29 +74,29 @@ async def open_input(name: str, wanted: Format, wishes: Wishes, to_broker: grpc.
     chat = None
     if form.batch is not None and not (wishes.engine_id or wishes.engine_digest):
         wishes = _with_engine(wishes, form.batch.model)
-        await _check_engine(to_broker, form.batch.model)
+        _check_engine(await outlasted(patience, partial(_engines, to_broker)), form.batch.model)
     if form.batch is not None and form.batch.endpoint == EMBEDDINGS:
-        await _check_embeds(to_broker, wishes)
+        _check_embeds(await outlasted(patience, partial(_engines, to_broker)), wishes)
     if form.needs_chat:
         chat = await fetch_chat_engine(provisioner, wishes.engine_id)
         wishes = _with_engine(wishes, chat.engine_id, chat.engine_digest)  # ids are of that engine's tokenizer
     return Input(source, await asyncio.to_thread(survey, source), form, chat, wishes)
 
 
-async def submit(jobs: Jobs, given: Input, tell: Tell, silence_s: float) -> pb.Job:
-    """Makes the job of a file, or finds it, and gives it all its rows.
+async def submit(jobs: Jobs, given: Input, tell: Tell, silence_s: float, patience: Patience) -> pb.Job:
+    """Makes the job of a file, or finds it, with `patience`, and gives it all its rows.
 
     Raises:
         CommandError: The file is not what it should be.
         FabricError: The broker refuses, or did not answer for too long.
     """
     spec = given.spec
-    job = await jobs.find(spec.job_id) or await jobs.create(spec)
+    job = await outlasted(patience, lambda: _found(jobs, spec))
     return await _fill(jobs, job, given, tell, silence_s) if job.state in _WITHOUT_ROWS else job
 
 
 async def run_whole(
-    jobs: Jobs, given: Input, files: tuple[Path, Path], tell: Tell, silence_s: float, *, fresh: bool
+    jobs: Jobs, given: Input, files: tuple[Path, Path], tell: Tell, silence_s: float, patience: Patience, *, fresh: bool
 ) -> pb.Job:
     """Runs a file to its end, from wherever an earlier command left it.
 
@@ -104,6 +106,7 @@ async def run_whole(
         files: Where results and errors go.
         tell: Told how far the job is.
         silence_s: Time without any answer of the broker after which the command gives up, in seconds.
+        patience: For the calls before anything is sent.
         fresh: Whether what is there is thrown away, the job and its results.
 
     Raises:
@@ -113,16 +116,15 @@ async def run_whole(
     """
     spec = given.spec
     job_id = spec.job_id
-    job = await jobs.find(job_id)
-    if job is not None and fresh:
-        await jobs.cancel(job_id)
-        await jobs.delete(job_id)
-        job = None
-    made = job is None
-    job = job or await jobs.create(spec)
+    found = await outlasted(patience, lambda: jobs.find(job_id))
+    if found is not None and fresh:
+        await outlasted(patience, lambda: _thrown_away(jobs, job_id))
+        found = None
+    made = found is None
+    job = found or await outlasted(patience, lambda: jobs.create(spec))
     with Output(*files, given.layout.shape(job.create_time.seconds), fresh=made) as output:
         if not made:
-            await check_continues(jobs, job, output, otherwise=_OTHERWISE)
+            await outlasted(patience, partial(check_continues, jobs, job, output, otherwise=_OTHERWISE))
         if job.state in _WITHOUT_ROWS:
             job = await _fill(jobs, job, given, tell, silence_s)
         total = job.durable_rows
@@ -162,6 +164,18 @@ async def watch(
             await patience.wait(error)
         finally:
             call.cancel()
+
+
+async def _found(jobs: Jobs, spec: pb.JobSpec) -> pb.Job:
+    """The job of a spec, made where there is none."""
+    return await jobs.find(spec.job_id) or await jobs.create(spec)
+
+
+async def _thrown_away(jobs: Jobs, job_id: str) -> None:
+    """Ends a job and removes it; one that is gone already is no error."""
+    if await jobs.find(job_id) is not None:
+        await jobs.cancel(job_id)
+        await jobs.delete(job_id)
 
 
 async def _fill(jobs: Jobs, job: pb.Job, given: Input, tell: Tell, silence_s: float) -> pb.Job:
@@ -206,8 +220,8 @@ def _with_engine(wishes: Wishes, engine_id: str, engine_digest: str = "") -> Wis
     return replace(wishes, engine_id=engine_id, engine_digest=engine_digest)
 
 
-async def _check_engine(to_broker: grpc.aio.Channel, engine_id: str) -> None:
-    names = sorted(engine.contract.engine_id for engine in await _engines(to_broker))
+def _check_engine(engines: Sequence[broker_service_pb2.Engine], engine_id: str) -> None:
+    names = sorted(engine.contract.engine_id for engine in engines)
     if engine_id not in names:
         raise CommandError(
             f"the file's model {engine_id!r} is no engine that serves; say which one is to answer with --engine-id "
@@ -215,9 +229,9 @@ async def _check_engine(to_broker: grpc.aio.Channel, engine_id: str) -> None:
         )
 
 
-async def _check_embeds(to_broker: grpc.aio.Channel, wishes: Wishes) -> None:
+def _check_embeds(engines: Sequence[broker_service_pb2.Engine], wishes: Wishes) -> None:
     """One that does not serve now may when the job runs; of one that does, what it makes is known."""
-    for engine in await _engines(to_broker):
+    for engine in engines:
         contract = engine.contract
         meant = contract.engine_id == wishes.engine_id or engine.engine_digest == wishes.engine_digest
         if meant and not contract.capabilities.payload.HasField("value"):
