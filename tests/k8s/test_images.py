@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -103,6 +104,24 @@ def test_a_service_can_be_asked_for_its_health_and_says_where_it_listens(name: s
         and service == each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"]
     }
     assert str(sorted(map(int, ports.split()))) == pod
+
+
+def test_debians_updates_are_taken_anew_and_no_program_becomes_somebody_else() -> None:
+    """What stands on `services` has its first stage below it, whose layer a builder would otherwise keep for ever."""
+    first = commands("services").partition("\nFROM ")[2].partition("\nFROM ")[0]
+    [argument, run] = first.partition("\n")[2].strip().split("\n")
+    assert argument == "ARG UPDATES"
+    assert re.search(r'RUN : "\$\{UPDATES\}" .*apt-get update .*apt-get upgrade -y ', run)
+    assert run.rstrip().endswith("find / -xdev -type f -perm /6000 -exec chmod a-s {} +")
+
+
+def test_a_base_that_may_be_another_one_tomorrow_is_refused() -> None:
+    done = subprocess.run(
+        [ROOT / "scripts" / "images", "services"], env={**os.environ, "BASE": "debian:bookworm-slim"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("images: BASE: debian:bookworm-slim may be another image tomorrow")
 
 
 def test_every_package_of_the_images_is_pinned_as_the_tests_have_it() -> None:
