@@ -76,9 +76,7 @@ async def test_fault_01_work_that_a_worker_took_and_did_not_start_runs_elsewhere
     with Fabric(tmp_path, workers=2, engine=slow, broker=broker) as fabric:
         fabric.start()
         async with client_of(fabric, nodes=2) as client:
-            running = asyncio.create_task(
-                client.exchange([request(f"r{i}", [1, 2, 3, i], 50) for i in range(8)], within_s=50)
-            )
+            running = asyncio.create_task(client.exchange([request(f"r{i}", [1, 2, 3, i], 50) for i in range(8)]))
 
             def overfull() -> str:
                 """A node that has more than it can have started."""
@@ -101,12 +99,18 @@ async def test_fault_02_a_client_that_is_gone_frees_its_slot(tmp_path: Path) -> 
 
             def stream(name: str, max_tokens: int) -> Any:
                 made = broker_service_pb2.GenerateStreamRequest(request=request(name, [1, 2, 3], max_tokens))
-                return client.stub.GenerateStream(made, timeout=50)
+                return client.stub.GenerateStream(made, timeout=100)
 
-            running, waiting = stream("running", 10_000), stream("waiting", 10_000)  # one has the slot, and a token
+            def both_there() -> bool:
+                known = ("ifabric_broker_in_flight", "ifabric_broker_queue_depth")
+                return sum(scraped(fabric.brokers[0], name) for name in known) >= 2
+
+            running = stream("running", 10_000)
             async for event in running:
                 if event.HasField("delta"):
-                    break
+                    break  # it has the slot, and a token
+            waiting = stream("waiting", 10_000)
+            await wait_until(both_there, what="the other one waits for the slot")
             for call in (waiting, running):
                 call.cancel()
             result = await client.one(request("short", [4, 5, 6], 1), within_s=25)  # a long one would take 50 s
