@@ -20,6 +20,7 @@ from services.common.errors import (
     InternalError,
     InvalidArgumentError,
     NotFoundError,
+    PermissionDeniedError,
     ResourceExhaustedError,
     StartError,
     UnavailableError,
@@ -285,6 +286,20 @@ async def test_reflection_lists_our_services_where_it_is_on(behaviour: Behaviour
         answer = await asked.read()
         names = [service.name for service in answer.list_services_response.service]
         assert set(names) >= {FULL_NAME, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+async def test_what_is_for_operators_is_closed_where_others_may_come_by_way_of_this_machine(
+    behaviour: Behaviour,
+) -> None:
+    """Behind a proxy beside the server every caller is of the same machine."""
+    settings = LoopbackSettings(listen="0.0.0.0:0", allow_cleartext=("grpc",), drain_grace_s=1.0)
+    async with serving(register, behaviour, FULL_NAME, settings=settings) as server:
+        beside = server.address.replace("0.0.0.0", "127.0.0.1")
+        async with channel(beside) as client:
+            assert await health(client, "") == SERVING
+            with pytest.raises(PermissionDeniedError, match="on loopback only") as caught, translated():
+                await call(client, "UnaryUnary", b"ok")
+    assert (caught.value.reason, behaviour.calls) == ("LOCAL_ONLY", 0)
 
 
 async def test_a_taken_port_is_one_sentence(server: Server, telemetry: Telemetry) -> None:

@@ -30,6 +30,7 @@ from services.common.rpc.health import HealthServicer
 from services.common.rpc.interceptor import RpcInterceptor
 from services.common.rpc.tls import server_credentials
 from services.common.security import Access, check_exposure
+from services.common.security.exposure import is_loopback
 from services.common.settings import join_address, split_address
 
 if TYPE_CHECKING:
@@ -74,7 +75,16 @@ class Server:
         self._credentials = credentials
         self._certified = credentials is not None and tokens is None
         self._server = grpc.aio.server(
-            interceptors=[RpcInterceptor(telemetry, Access(tokens, certified=self._certified))],
+            interceptors=[
+                RpcInterceptor(
+                    telemetry,
+                    Access(
+                        tokens,
+                        certified=self._certified,
+                        exposed=not is_loopback(split_address(settings.listen)[0]),
+                    ),
+                )
+            ],
             options=options.server(settings.message_bytes_max, calls=settings.calls_per_connection_max),
         )
         self._health_server: grpc.aio.Server | None = None

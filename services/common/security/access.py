@@ -6,7 +6,7 @@ Three kinds of server:
 * With tokens, callers say who they are by a token; what the table asks of a method are scopes.
 * With TLS and no tokens, they do so by their certificate, which the handshake has verified; what is asked are roles.
 * With neither, nobody is known. The server listens on loopback, or a setting says in as many words that it does not
-  (`exposure`); what is for operators is then kept to callers of the same machine.
+  (`exposure`); what is for operators is then closed, since behind a proxy beside it everybody is of the same machine.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ class Access:
     Args:
         tokens: Verifies tokens, where clients come with one.
         certified: Whether the handshake verifies certificates of clients.
+        exposed: Whether other machines reach the server.
     """
 
-    def __init__(self, tokens: TokenVerifier | None, *, certified: bool) -> None:
+    def __init__(self, tokens: TokenVerifier | None, *, certified: bool, exposed: bool = False) -> None:
         self._tokens = tokens
         self._certified = certified
+        self._exposed = exposed
         self.quotas = None if tokens is None else Quotas(tokens.quota)
         """What tenants take; None where there are none to tell apart."""
         self.check_standing = None if tokens is None else tokens.check_standing
@@ -77,9 +79,9 @@ class Access:
             return caller
         if self._certified:
             return _by_certificate(need, context)
-        if need.operators and not is_local_peer(context.peer()):
+        if need.operators and (self._exposed or not is_local_peer(context.peer())):
             raise PermissionDeniedError(
-                "this method is served to callers of the same machine only", reason=reasons.LOCAL_ONLY
+                "a server that authenticates nobody serves this method on loopback only", reason=reasons.LOCAL_ONLY
             )
         return None
 
