@@ -121,7 +121,7 @@ async def run_whole(
         await outlasted(patience, lambda: _thrown_away(jobs, job_id))
         found = None
     made = found is None
-    job = found or await outlasted(patience, lambda: jobs.create(spec))
+    job = await outlasted(patience, lambda: jobs.create(spec)) if found is None else found
     with Output(*files, given.layout.shape(job.create_time.seconds), fresh=made) as output:
         if not made:
             await outlasted(patience, partial(check_continues, jobs, job, output, otherwise=_OTHERWISE))
