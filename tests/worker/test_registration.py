@@ -267,10 +267,11 @@ def address() -> Iterator[str]:
 async def test_a_provisioner_that_goes_away_takes_nothing_from_a_worker_in_service(address: str) -> None:
     provisioner, worker = ScriptedProvisioner(), ScriptedWorker()
     register = provisioner_service_pb2_grpc.add_ProvisionerServiceServicer_to_server
-    async with serving(register, provisioner, FULL_NAME, settings=LoopbackSettings(listen=address, drain_grace_s=1.0)):
-        made = Scene(provisioner, worker, address)
-        await made.accepted()
-    with captured_logs() as lines:
+    settings = LoopbackSettings(listen=address, drain_grace_s=1.0)
+    with captured_logs() as lines:  # the end may take a heartbeat with it
+        async with serving(register, provisioner, FULL_NAME, settings=settings):
+            made = Scene(provisioner, worker, address)
+            await made.accepted()
         await wait_until(lambda: lines.all("heartbeat.failed"))
         async with serving(register, provisioner, FULL_NAME, settings=LoopbackSettings(listen=address)):
             provisioner.forgotten = True
