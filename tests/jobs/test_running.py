@@ -43,8 +43,15 @@ def test_a_job_stays_on_the_engine_that_it_began_with(tmp_path: Path) -> None:
                 )
                 assert "no accepted node serves" in stalled.state_reason
                 assert stalled.engine_digest == pinned
+                broker = fabric.brokers[0].process
+                assert broker is not None
+                # Whoever is paged learns from the log whose job it is.
+                [told] = block_until(lambda: broker.logs("job.stalled"), what="a line that names the job")
+                assert (told["job_id"], told["tenant"]) == (job.name["job_id"], job.name["tenant"])
+                assert told["why"] == stalled.state_reason
                 fabric.workers[0].start()
                 check_whole(job, ROWS)
+                assert len(broker.logs("job.stalled")) == 1, "found out with every turn, and said once"
                 assert {each.finished.engine_digest for each in job.results()} == {pinned}
             finally:
                 other.close()

@@ -126,6 +126,8 @@ class JobFeed:
         """Whether nothing was left to claim when it was last asked for."""
         self.stalled = ""
         """Why it cannot go on; empty where it can."""
+        self._told = ""
+        """What the log says of that."""
         self.over = False
         """Whether it is given up here: it has ended, was deleted, or is others' now."""
 
@@ -176,6 +178,19 @@ class JobFeed:
         """Ends the core's accounting; called once, when the core has no row any more. The journal has its own."""
         self._core.end_job(self.core_job)
 
+    def stall(self, why: str) -> None:
+        """It cannot go on. Found out again with every turn, and said once: nobody but the log names the job."""
+        self.stalled = why
+        if why != self._told:
+            self._told = why
+            _log.warning("job.stalled", job_id=self.job.job_id, tenant=self.job.tenant, why=why)
+
+    def moves(self) -> None:
+        """It can go on: what it has not handed to the core yet can be."""
+        if self._told:
+            self._told = ""
+            _log.info("job.went_on", job_id=self.job.job_id, tenant=self.job.tenant)
+
     async def take_group(self, group: Group, rows: Sequence[StoredRow]) -> bool:
         """Hands the rows of a claimed group to the core.
 
@@ -188,7 +203,7 @@ class JobFeed:
             piece = await self._plan(rows[start : start + PLAN_ROWS])
             passing = next((plan for plan in piece if isinstance(plan, FabricError) and pinning.passes(plan)), None)
             if passing is not None:
-                self.stalled = passing.message
+                self.stall(passing.message)
                 return False
             plans += piece
         if self.over:

@@ -278,6 +278,7 @@ class Runner:
             rows = await self._journal.rows_of(feed.job.number, group)
             if feed.over or not await feed.take_group(group, rows):
                 return
+        feed.moves()
 
     async def _feed_again(self, feed: JobFeed) -> None:
         """Hands rows that came back to the core once more."""
@@ -293,6 +294,7 @@ class Runner:
             if feed.over:
                 return
             await feed.take_again(due, rows)
+            feed.moves()
 
     async def _engine_is_there(self, feed: JobFeed) -> bool:
         """Whether the job can run now; fixes it to an engine where it is not yet. Says why not in `stalled`."""
@@ -309,14 +311,14 @@ class Runner:
             if not serving:
                 raise UnavailableError("no accepted node serves the engine of this job now")
         except FabricError as error:
-            feed.stalled = error.message
+            feed.stall(error.message)
             return False
         if not pinned and not feed.spec.any_digest:
             rows = await self._journal.rows_at(job.number, range(min(job.rows, pinning.ROWS)))
             try:
                 best = await feed.choose(serving, rows)
             except FabricError as error:
-                feed.stalled = error.message
+                feed.stall(error.message)
                 return False
             digest = await self._journal.pin(job.number, best.digest)
             feed.pin(digest)
