@@ -214,13 +214,16 @@ class _Job:
             FabricError: The stream ended early, or nothing came for `silence_s`.
             grpc.aio.AioRpcError: The stream failed.
         """
+        # Not `call.read()`, which stops where a write has met the end of the stream: what has come by then would never
+        # be taken, and gRPC tells why a stream ended once all of it is.
+        messages = aiter(call)
         while True:
             try:
                 async with asyncio.timeout(silence_s):
-                    message = await call.read()
+                    message = await anext(messages, None)
             except TimeoutError:
                 raise DeadlineExceededError(f"no result came for {silence_s:g} s") from None
-            if message is grpc.aio.EOF:
+            if message is None:
                 break
             for outcome in message.outcomes:
                 self._take(outcome)
@@ -228,11 +231,6 @@ class _Job:
                 self.outcome.report = message.report
             async with self._room:
                 self._room.notify_all()
-        code = await call.code()
-        if code is not grpc.StatusCode.OK:
-            raise grpc.aio.AioRpcError(
-                code, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
-            )
         if self.outcome.report is None or self._open:
             raise UnavailableError("the broker ended the stream before the job's report")
 
