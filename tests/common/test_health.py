@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from services.common.rpc import Server, channel
 from services.common.rpc.health import HealthServicer
 from services.common.telemetry import Telemetry
+from tests.common.behaviour import FULL_NAME, Behaviour, register
 from tests.support.servers import LoopbackSettings
 from tests.support.waiting import PATIENCE_S
 
@@ -95,6 +97,30 @@ async def test_one_watcher_leaves_and_the_others_hear_on() -> None:
         servicer.publish({"": False, "engine/x": True})
         assert await states(second.read, 1) == [NOT_SERVING]
         assert await states(later.read, 1) == [SERVING]
-        servicer.end_watches()
+        await servicer.end_watches()
         assert await second.read() is grpc.aio.EOF
     await server.stop(None)
+
+
+async def test_a_drain_waits_for_calls_of_services_and_for_nobody_else() -> None:
+    """Who never takes what he is told, or holds a stream of reflection open, would use the whole grace up."""
+    telemetry, behaviour = Telemetry("test"), Behaviour()
+    server = Server(LoopbackSettings(drain_grace_s=10 * PATIENCE_S), telemetry)
+    server.add(register, behaviour, FULL_NAME)
+    address = await server.start()
+    greedy = await asyncio.to_thread(watch_and_take_nothing, address)
+    async with channel(address) as client:
+        asks: Any = reflection_pb2_grpc.ServerReflectionStub(client).ServerReflectionInfo(timeout=20 * PATIENCE_S)
+        await asks.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        assert (await asks.read()).HasField("list_services_response")
+        wait: Any = client.unary_unary(f"/{FULL_NAME}/UnaryUnary")
+        running = asyncio.ensure_future(wait(b"wait", timeout=20 * PATIENCE_S))
+        await asyncio.wait_for(behaviour.waiting.wait(), PATIENCE_S)
+        closing = asyncio.create_task(server.close())
+        done, _ = await asyncio.wait({closing, running}, timeout=2.0)  # longer than the last state is offered
+        assert not done, "what is under way goes on"
+        behaviour.release.set()
+        assert await running == b"wait"
+        await asyncio.wait_for(closing, PATIENCE_S)
+    greedy.close()
+    telemetry.close()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     Context = grpc.aio.ServicerContext[Any, Any]
 
+_OFFER_S = 1.0
+"""How long watchers have to take the last state."""
 _STATES = {True: health_pb2.HealthCheckResponse.SERVING, False: health_pb2.HealthCheckResponse.NOT_SERVING}
 
 
@@ -28,16 +30,23 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._serving: Mapping[str, bool] = {}
         self._changed = asyncio.Event()
         self._ended = False
+        self._watches = 0
 
     def publish(self, serving: Mapping[str, bool]) -> None:
         """Says which names serve; names that are left out are not known."""
         self._serving = serving
         self._wake()
 
-    def end_watches(self) -> None:
-        """Ends every watch once it has told the newest state: left open they would use up a drain's grace."""
+    async def end_watches(self) -> None:
+        """Ends every watch once it has told the newest state; returns when all have, or after a second."""
         self._ended = True
         self._wake()
+        try:
+            async with asyncio.timeout(_OFFER_S):
+                while self._watches:
+                    await self._changed.wait()
+        except TimeoutError:
+            pass  # who does not take it has had the offer
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         """See grpc.health.v1."""
@@ -48,6 +57,15 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         """See grpc.health.v1."""
+        self._watches += 1
+        try:
+            await self._tell(request, context)
+        finally:
+            self._watches -= 1
+            if self._ended and not self._watches:
+                self._wake()
+
+    async def _tell(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         told: int | None = None
         while True:
             changed, serving = self._changed, self._serving.get(request.service)

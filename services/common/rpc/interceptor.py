@@ -32,6 +32,7 @@ from services.common.telemetry import names, propagation
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from services.common.rpc.underway import Underway
     from services.common.security import Access, Caller
     from services.common.telemetry import Telemetry
 
@@ -50,7 +51,8 @@ _REFUSALS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 class RpcInterceptor(grpc.aio.ServerInterceptor):
     """Wraps all four kinds of RPC."""
 
-    def __init__(self, telemetry: Telemetry, access: Access) -> None:
+    def __init__(self, telemetry: Telemetry, access: Access, underway: Underway) -> None:
+        self._underway = underway
         self._tracer = telemetry.tracer
         self._access = access
         self._refused = telemetry.counter(names.CALLS_REFUSED)
@@ -95,6 +97,7 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):
         call: Callable[[Any], Awaitable[Any]],
     ) -> Any:
         """Runs one call: `call` is given its message, or the iterator over them where it takes many."""
+        self._underway.begin(method, context)
         started, code = time.perf_counter(), "OK"
         labels = {"rpc.method": method}
         self._active.add(1, labels)

@@ -4,7 +4,8 @@
 Health names: `""` is readiness (NOT_SERVING until `ready()`), `liveness` is true while the process works, each service
 has its full name, and services add more (`engine/<id>`) with `set_health`. Draining, in this order: every name but
 `liveness` turns NOT_SERVING, the drain hooks run, balancers get `drain_propagation_s` to notice, new calls are refused
-UNAVAILABLE while old ones may end, the close hooks run. Drain hooks and old calls share `drain_grace_s`.
+UNAVAILABLE while old ones may end, the close hooks run. Drain hooks and old calls share `drain_grace_s`. Watches of
+health end with the state that they heard last, and no drain waits for one that does not take it.
 
     server = Server(settings, telemetry)
     server.add(worker_service_pb2_grpc.add_WorkerServiceServicer_to_server, servicer, "ifabric.worker.v1.WorkerService")
@@ -29,6 +30,7 @@ from services.common.rpc import options
 from services.common.rpc.health import HealthServicer
 from services.common.rpc.interceptor import RpcInterceptor
 from services.common.rpc.tls import server_credentials
+from services.common.rpc.underway import Underway
 from services.common.security import Access, check_exposure
 from services.common.security.exposure import is_loopback
 from services.common.settings import join_address, split_address
@@ -74,6 +76,7 @@ class Server:
         self._settings = settings
         self._credentials = credentials
         self._certified = credentials is not None and tokens is None
+        self._underway = Underway()
         self._server = grpc.aio.server(
             interceptors=[
                 RpcInterceptor(
@@ -83,6 +86,7 @@ class Server:
                         certified=self._certified,
                         exposed=not is_loopback(split_address(settings.listen)[0]),
                     ),
+                    self._underway,
                 )
             ],
             options=options.server(settings.message_bytes_max, calls=settings.calls_per_connection_max),
@@ -183,13 +187,24 @@ class Server:
         for name, hook in self._drain_hooks:
             await self._run(name, hook, max(ends_at - time.monotonic(), _LEAST_S))
         await asyncio.sleep(propagation_s)
-        self._health.end_watches()
-        await self._server.stop(max(ends_at + propagation_s - time.monotonic(), _LEAST_S))
+        await self._health.end_watches()
+        await self._end_calls(max(ends_at + propagation_s - time.monotonic(), _LEAST_S))
         if self._health_server is not None:
             await self._health_server.stop(_LEAST_S)
         for name, hook in reversed(self._close_hooks):
             await self._run(name, hook, grace_s)
         _log.info("drain.ended")
+
+    async def _end_calls(self, grace_s: float) -> None:
+        """Takes no more calls, and returns once those of services have ended, or after the grace."""
+        stopping = asyncio.create_task(self._server.stop(grace_s))
+        await asyncio.wait({stopping}, timeout=_LEAST_S)  # what came just before is counted by then
+        ended = asyncio.create_task(self._underway.ended())
+        await asyncio.wait({stopping, ended}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not stopping.done():
+            await self._server.stop(_LEAST_S)  # the shorter of both graces holds
+        await stopping
 
     async def _run(self, name: str, hook: Hook, limit_s: float) -> None:
         """Runs one hook; neither its failure nor its slowness keeps the others from running."""
