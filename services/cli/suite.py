@@ -10,6 +10,7 @@ themselves (`supervised` in their settings).
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import shutil
 import signal
@@ -24,6 +25,7 @@ from services.cli.running import CommandError
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+    from typing import TextIO
 
 _FREE = "127.0.0.1:0"
 _KILL_SLACK_S = 5.0
@@ -77,6 +79,7 @@ class Suite:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._started: list[Service] = []
+        self._held: TextIO | None = None
 
     @property
     def services(self) -> tuple[Service, ...]:
@@ -140,6 +143,24 @@ class Suite:
                 if service.process.returncode is None:
                     with suppress(ProcessLookupError):
                         service.process.kill()
+            if self._held is not None:
+                self._held.close()
+
+    def _hold(self) -> None:
+        """Keeps others out of the folder: a second suite would begin the logs of this one anew.
+
+        Raises:
+            CommandError: A suite that runs has it.
+        """
+        logs = self._plan.logs
+        self._held = (logs / "suite.lock").open("w")
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CommandError(
+                f"a suite that runs has its logs and jobs in {logs}: use it, stop it, or name another folder with "
+                "--logs"
+            ) from None
 
     def _check_room(self) -> None:
         logs = self._plan.logs
@@ -154,6 +175,7 @@ class Suite:
     async def _start(self) -> None:
         plan = self._plan
         self._check_room()
+        self._hold()
         for directory in plan.engines:
             check_readable(directory)
         provisioner = await self._spawn("provisioner", "provisioner", plan.provisioner)
@@ -214,7 +236,7 @@ class Suite:
         status = service.process.returncode
         said = _last_sentence(service.log)
         if status == 2 and said:
-            return said
+            return said.replace("with --listen", f"with --{service.kind}")  # as our own option is called
         return f"the {service.kind} ended with status {status}; see {service.log}" + (f" ({said})" if said else "")
 
 

@@ -45,6 +45,11 @@ def nodes(provisioner: str) -> list[dict[str, Any]]:
 
 def test_ctrl_c_ends_everything_in_order(engine: Path, tmp_path: Path) -> None:
     with up(tmp_path, [engine]) as suite:
+        before = (tmp_path / "provisioner.log").read_text()
+        second = run("up", "--free-ports", "--engine", str(engine), "--logs", str(tmp_path))
+        assert (second.returncode, second.stderr.count("\n")) == (1, 1)
+        assert f"a suite that runs has its logs and jobs in {tmp_path}" in second.stderr
+        assert (tmp_path / "provisioner.log").read_text().startswith(before), "it began the logs of the first anew"
         assert suite.stop() == 0
         all_gone(suite.pids, within_s=1)
 
@@ -94,6 +99,7 @@ def test_a_port_that_is_taken_is_named(engine: Path, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert f"cannot listen on {address}" in done.stderr
+    assert "name another one with --provisioner, or port 0" in done.stderr
 
 
 def test_a_directory_that_is_no_engine_is_named(tmp_path: Path) -> None:
