@@ -102,6 +102,19 @@ def test_every_verb_that_documents_name_exists() -> None:
     assert named_verbs - targets - benchmarks - {"bench-"} == set()
 
 
+def test_tests_that_documents_select_exist() -> None:
+    documents = "".join(text(path) for path in FILES if path.suffix == ".md")
+    ours = re.findall(r"pytest (tests/[\w/]+) -k (\w+)", documents)
+    for folder, word in ours:
+        names = "".join(f"{path.stem}\n" + text(path) for path in (ROOT / folder).glob("test_*.py"))
+        assert re.search(rf"(?m)^test_\w*{word}|^(?:async )?def test_\w*{word}", names), (folder, word)
+    native = re.findall(r"ctest [^`\n]*-R (\w+)", documents)
+    suites = "".join(text(path) for path in (ROOT / "native" / "tests").glob("*.cpp"))
+    assert [word for word in native if not re.search(rf"(?m)^TEST(_[FP])?\(\w*{word}", suites)] == []
+    assert ours
+    assert native
+
+
 def test_every_verb_says_what_it_does() -> None:
     makefile = text(ROOT / "Makefile")
     targets = set(re.findall(r"(?m)^([a-z0-9%-]+):", makefile))
