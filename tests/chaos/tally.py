@@ -23,6 +23,8 @@ CHECK_ONE_IN = 16
 """How many finished requests are compared token by token: the comparison costs more than the request."""
 PUT_OFF_SHARE = 0.01
 """Most requests, of all, that may be told to come again: the door may have nobody for a moment where workers die."""
+CALM_S = 30.0
+"""How long a run may be without the death of a worker: one dies every four to eight seconds."""
 KEPT = 20
 """Sentences about wrong answers that are kept."""
 
@@ -116,6 +118,8 @@ def faults(figures: dict[str, Any]) -> list[str]:
     found = [f"{figures[what]} requests were {what}" for what in kinds if figures[what]]
     if not figures["at_rest"]:
         found.append("the suite did not come to rest: workers missing, or work under way that nobody waits for")
+    if figures["seconds"] > CALM_S and not figures["worker_deaths"]:
+        found.append(f"no worker died in {figures['seconds']:.0f} s: nothing was shown of what a death does")
     if not figures["processes"]:
         found.append("memory and descriptors were not compared: the run ended in its warm-up")
     if figures["put_off"] > PUT_OFF_SHARE * figures["requests"]:

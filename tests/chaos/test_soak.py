@@ -51,6 +51,12 @@ def test_a_good_run_has_no_faults() -> None:
     assert faults(GOOD) == []
 
 
+def test_a_run_in_which_nobody_died_shows_nothing() -> None:
+    calm = {**GOOD, "worker_deaths": 0}
+    assert faults(calm) == []
+    assert len(faults({**calm, "seconds": 31.0})) == 1
+
+
 @pytest.mark.parametrize(
     ("what", "figure"),
     [
