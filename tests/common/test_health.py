@@ -110,7 +110,8 @@ async def test_a_drain_waits_for_calls_of_services_and_for_nobody_else() -> None
     address = await server.start()
     greedy = await asyncio.to_thread(watch_and_take_nothing, address)
     async with channel(address) as client:
-        asks: Any = reflection_pb2_grpc.ServerReflectionStub(client).ServerReflectionInfo(timeout=20 * PATIENCE_S)
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub
+        asks = stub(client).ServerReflectionInfo(timeout=20 * PATIENCE_S)
         await asks.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         assert (await asks.read()).HasField("list_services_response")
         wait: Any = client.unary_unary(f"/{FULL_NAME}/UnaryUnary")
