@@ -30,7 +30,7 @@ class Underway:
         if not method.startswith(_GRPCS_OWN):
             self._count += 1
             self._none.clear()
-            context.add_done_callback(self._ended)
+            context.add_done_callback(self._ended)  # type: ignore[arg-type]  # the stubs want a class of theirs
 
     async def ended(self) -> None:
         """Returns once none is under way."""
