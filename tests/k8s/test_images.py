@@ -124,6 +124,15 @@ def test_a_base_that_may_be_another_one_tomorrow_is_refused() -> None:
     assert done.stderr.startswith("images: BASE: debian:bookworm-slim may be another image tomorrow")
 
 
+def test_a_checkout_that_was_not_set_up_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "images").write_bytes((ROOT / "scripts" / "images").read_bytes())
+    done = subprocess.run(
+        ["bash", tmp_path / "scripts" / "images", "services"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "images: there is no .venv: run `make setup` first\n")
+
+
 def test_every_package_of_the_images_is_pinned_as_the_tests_have_it() -> None:
     def pins(name: str) -> set[str]:
         return set(re.findall(r"(?m)^[a-z0-9-]+(?:\[[a-z,-]+\])?==\S+", (ROOT / "requirements" / name).read_text()))
