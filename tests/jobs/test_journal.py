@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -20,6 +24,9 @@ from services.common.errors import (
 from tests.jobs.conftest import SMALL_GROUPS
 from tests.jobs.made import SENT, TENANT, anything, batch, created, made_row, result, rows, sealed, work_off
 from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 LEASE_S = 30.0
 
@@ -304,3 +311,23 @@ async def test_many_workers_on_one_journal_do_every_row_once(where: str) -> None
     finally:
         for each in journals:
             await each.close()
+
+
+def test_what_sqlite_sorts_lies_beside_the_journal(tmp_path: Path) -> None:
+    """As long as the keys of a job, which is more than a pod's folder for temporary files may hold."""
+    folder = tmp_path / "it's here"
+    database = open_database(str(folder / "journal.db"))
+    connection = database.connect()
+    try:
+        twelve_mib = (
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 6000) "
+            "SELECT i, hex(randomblob(1024)) AS sort_key FROM n ORDER BY sort_key"
+        )
+        with closing(cast("Generator[object]", connection.stream(twelve_mib))) as sorting:
+            next(sorting)
+            own = Path("/proc/self/fd")
+            held = {os.readlink(own / number) for number in os.listdir(own) if (own / number).is_symlink()}
+        assert [each for each in held if each.startswith(f"{folder}/") and each.endswith("(deleted)")]
+    finally:
+        connection.close()
+        database.close()

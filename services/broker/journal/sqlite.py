@@ -11,6 +11,7 @@ import fcntl
 import functools
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -105,6 +106,18 @@ class SqliteConnection:
         self._raw.close()
 
 
+def _sort_in(folder: Path) -> None:
+    """Has SQLite put what it sorts into a folder, for the whole process.
+
+    A job's keys can be as long as its rows; the system's folder for such files is often small, in a pod some memory.
+    """
+    where = str(folder.resolve())
+    with closing(sqlite3.connect(":memory:")) as connection:
+        if connection.execute("PRAGMA temp_store_directory").fetchone() != (where,):
+            quoted = where.replace("'", "''")  # a pragma takes no parameters
+            connection.execute(f"PRAGMA temp_store_directory = '{quoted}'")
+
+
 class SqliteDatabase:
     """See `database.Database`.
 
@@ -137,6 +150,7 @@ class SqliteDatabase:
             raise StartError(
                 f"the journal {path} is another broker's; name another file, or a PostgreSQL URL for several brokers"
             ) from None
+        _sort_in(path.parent)
 
     def connect(self) -> SqliteConnection:
         """See `database.Database`."""
