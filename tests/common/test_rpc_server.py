@@ -185,7 +185,7 @@ async def test_outcomes_are_counted_by_method_and_code(client: grpc.aio.Channel,
 @pytest.mark.parametrize("kind", ["UnaryUnary", "UnaryStream"])
 async def test_a_single_call_without_its_message_is_refused(client: grpc.aio.Channel, kind: str) -> None:
     async def nothing() -> AsyncIterator[bytes]:
-        for part in ():
+        for part in list[bytes]():
             yield part
 
     make: Any = client.stream_stream(f"/{FULL_NAME}/{kind}")

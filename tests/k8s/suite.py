@@ -78,7 +78,8 @@ def expected(folder: Path, engines: dict[str, Path], volume: Path) -> list[dict[
     for role in ("broker", "provisioner", "worker", "operator"):
         root, key, certificate = authority.issue(role).pem()
         objects.append(secret(f"{role}-tls", {"ca.crt": root, "tls.key": key, "tls.crt": certificate}))
-    access = _entry("client", KEY, "generate", "jobs") + _entry("operator", OPERATOR_KEY, "operate", "jobs", "any-tenant")
+    access = _entry("client", KEY, "generate", "jobs")
+    access += _entry("operator", OPERATOR_KEY, "operate", "jobs", "any-tenant")
     url = "postgresql://ifabric@postgresql:5432/jobs"
     objects.append(secret("broker-access", {"access.toml": access.encode()}))
     objects.append(secret("operator-key", {"token": OPERATOR_KEY.encode()}))
