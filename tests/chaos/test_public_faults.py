@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.chaos.client import Client, Outcome
+    from tests.support.processes import ServiceProcess
 
 pytestmark = pytest.mark.e2e
 
