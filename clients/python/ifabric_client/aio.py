@@ -256,8 +256,7 @@ class AsyncClient:
         Raises:
             ClosedError: the client had been closed before.
         """
-        if self._closed:
-            raise ClosedError
+        self._check_open()
         try:
             yield
         except ClosedError:
@@ -275,12 +274,15 @@ class AsyncClient:
                 async for outcome in outcomes:
                     yield outcome
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError
+
     def _current_token(self) -> str:
         return self._token if isinstance(self._token, str) else self._token()
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        if self._closed:
-            raise ClosedError
+        self._check_open()
         token = self._current_token()
         if not (token.isascii() and token.isprintable()):
             raise ValueError("the token holds a character that no header carries, such as the end of a file's line")
