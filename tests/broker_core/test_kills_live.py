@@ -39,6 +39,7 @@ async def _replace_the_dead(fleet: Fleet, enough: asyncio.Event, **engine: Any) 
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow  # tests/chaos/test_poison.py does the same to a whole suite
 async def test_a_row_that_kills_its_worker_is_quarantined_and_its_neighbours_finish(fleet: Callable[..., Any]) -> None:
     engine = {"request_faults": (RequestFault(KILL_PROCESS, "prompt_token", 300),), "time_mode": "real"}
     async with fleet() as made:
