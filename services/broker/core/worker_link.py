@@ -22,9 +22,12 @@ from services.common.backoff import Backoff
 from services.common.errors import FabricError, FailedPreconditionError, InternalError, UnavailableError
 from services.common.protocol import PROTOCOL_REVISION
 from services.common.rpc import call_error
+from services.common.rpc.ending import Ending
 from services.common.security.needs import WORKER
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from ifabric.provisioner.v1 import provisioner_service_pb2
     from services.broker.core.workers import Amount
     from services.common.rpc import Dialer
@@ -130,18 +133,19 @@ class WorkerLink:
 
     async def _talk(self, call: Call, backoff: Backoff) -> FabricError:
         """Everything from hello on; returns why it ended. Before the hello is answered, errors are raised."""
-        credit = await self._greet(call)
+        # Not `call.read()`, which stops where a write has met the end of the stream: what came before would be lost.
+        messages, ending = aiter(call), Ending(call)
+        credit = await self._greet(call, messages)
         writer = asyncio.get_running_loop().create_task(self._write(call), name=f"link-writer-{self.node_id}")
         proven = asyncio.get_running_loop().call_later(PROVEN_S, backoff.reset)
         why: FabricError = UnavailableError("the worker closed the stream")
         try:
             self._owner.link_up(self, credit)
             _log.info("link.up", node_id=self.node_id, incarnation=self.incarnation)
-            # Not `async for`: grpc.aio lets one call be read in one way only, and the hello was read already.
-            while isinstance(message := await call.read(), wire.ExecuteResponse):
+            async for message in messages:
                 self._owner.link_heard(self, message)
         except grpc.aio.AioRpcError as error:
-            why = call_error(error)
+            why = call_error(await ending.of(error))
         except asyncio.CancelledError:
             if self._given_up is None:
                 raise  # the link is being ended; else it is the call, which was given up
@@ -152,7 +156,7 @@ class WorkerLink:
             self._owner.link_down(self, Loss.LEFT if why.reason == reasons.DRAINING else self._loss)
         return why
 
-    async def _greet(self, call: Call) -> Amount:
+    async def _greet(self, call: Call, messages: AsyncIterator[wire.ExecuteResponse]) -> Amount:
         hello = wire.BrokerHello(
             broker_id=self._broker_id,
             protocol_revision=PROTOCOL_REVISION,
@@ -161,10 +165,10 @@ class WorkerLink:
         try:
             async with asyncio.timeout(HELLO_WITHIN_S):
                 await call.write(wire.ExecuteRequest(hello=hello))
-                first = await call.read()
+                first = await anext(messages, None)
         except TimeoutError as error:
             raise UnavailableError(f"the worker has not answered the hello within {HELLO_WITHIN_S:g} s") from error
-        if not isinstance(first, wire.ExecuteResponse) or not first.HasField("hello"):
+        if first is None or not first.HasField("hello"):
             raise FailedPreconditionError("the worker's first message is not a hello", reason=reasons.HELLO_MISSING)
         if first.hello.incarnation != self.incarnation:
             raise UnavailableError("another process answers at the worker's address")
