@@ -390,7 +390,7 @@ async def test_fault_13_hidden_states_travel_as_bytes(tmp_path: Path) -> None:
         assert sample.shape == (4096,)
         if number % 5 == 0:
             assert np.array_equal(sample.astype(np.float32), simulation.payload(ids))
-    assert max(extra_s.values()) < 0.8 * as_floats_s, (extra_s, as_floats_s)
+    assert max(extra_s.values()) < 0.6 * as_floats_s, (extra_s, as_floats_s)
 
 
 def _as_floats_s(outcomes: dict[str, list[Outcome]]) -> float:
