@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 from pathlib import Path
 from typing import Literal
@@ -153,7 +154,7 @@ class BrokerSettings(ServiceSettings, env_prefix="IFAB_BROKER_"):
 
     @model_validator(mode="after")
     def _speaks_to_no_database_in_the_clear(self) -> BrokerSettings:
-        away = host_in_the_clear(self.journal) if is_url(self.journal) else ""
+        away = host_in_the_clear(self.journal, os.environ) if is_url(self.journal) else ""
         if away and "journal" not in self.allow_cleartext:
             raise ValueError(
                 f"journal leads to {away}, and rows would travel there in the clear: say sslmode=verify-full and "

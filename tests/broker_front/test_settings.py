@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from services.broker.core.settings import CoreSettings
+from services.broker.journal.url import host_in_the_clear
 from services.broker.settings import BrokerSettings
 from services.common.errors import StartError
 from services.common.settings import load
@@ -96,3 +97,22 @@ def test_rows_travel_to_no_database_in_the_clear_unless_a_setting_says_so(url: s
 )
 def test_tls_sockets_and_loopback_are_no_clear(where: str) -> None:
     assert load(BrokerSettings, [*PEER, "--journal", where], {}).journal == where
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "host"),
+    [
+        ("postgresql:///jobs", {"PGHOST": "db"}, "db"),
+        ("postgresql://localhost/jobs", {"PGHOSTADDR": "10.0.0.1"}, "10.0.0.1"),
+        ("postgresql://db/jobs", {"PGSSLMODE": "prefer"}, "db"),
+        ("postgresql://db/jobs?sslmode=disable", {"PGSSLMODE": "verify-full"}, "db"),
+        ("postgresql://db/jobs", {"PGSSLMODE": "verify-full"}, ""),
+        ("postgresql:///jobs", {"PGHOST": "/run/postgresql"}, ""),
+        ("postgresql://localhost/jobs", {"PGHOST": "db"}, ""),
+        ("postgresql:///jobs?hostaddr=127.0.0.1", {"PGHOSTADDR": "10.0.0.1"}, ""),
+    ],
+)
+def test_what_a_url_leaves_out_libpq_takes_from_the_environment(
+    url: str, environment: dict[str, str], host: str
+) -> None:
+    assert host_in_the_clear(url, environment) == host

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a database's URL says before anybody connects: whether it carries a secret, whether rows would travel in clear.
 
-libpq by itself prefers TLS, takes the clear where there is none, and verifies nobody.
+libpq by itself prefers TLS, takes the clear where there is none, and verifies nobody. What a URL leaves out it takes
+from the environment (PGHOST, PGHOSTADDR, PGSSLMODE).
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from services.common.security.exposure import is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _SECRETS = frozenset({"password", "sslpassword"})
 _ENCRYPTED = frozenset({"require", "verify-ca", "verify-full"})
@@ -29,16 +34,23 @@ def carries_secret(url: str) -> bool:
     return urlsplit(url).password is not None or bool(_SECRETS & _options(url).keys())
 
 
-def host_in_the_clear(url: str) -> str:
+def host_in_the_clear(url: str, environment: Mapping[str, str]) -> str:
     """Returns a host of another machine that would be spoken to without TLS; empty where there is none.
 
     Sockets of this machine and loopback are its own. A name is taken for another machine's.
+
+    Args:
+        url: Where the database is.
+        environment: Of the process that is to connect.
     """
     options = _options(url)
-    if options.get("sslmode") in _ENCRYPTED:
+    if options.get("sslmode", environment.get("PGSSLMODE")) in _ENCRYPTED:
         return ""
     named = [_host(part) for part in urlsplit(url).netloc.rpartition("@")[2].split(",")]
-    named += [name for option in ("host", "hostaddr") for name in options.get(option, "").split(",")]
+    named += options.get("host", "").split(",")
+    if not any(named):
+        named = environment.get("PGHOST", "").split(",")
+    named += options.get("hostaddr", environment.get("PGHOSTADDR", "")).split(",")
     return next((name for name in named if name and name[0] not in "/@" and not is_loopback(name)), "")
 
 
